@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab.logs.log import Log
+from rlstab.logs import log
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.remedies import CAUSES
-from rlstab.look.run_log import log_of, read_logs
+from rlstab.look.run_log import read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"
 #: Head of the table of our runs.
@@ -223,7 +223,7 @@ PEERS: Mapping[str, Callable[[Rows], list[str]]] = {
 def named(rows: Rows, without: Sequence[str] = ()) -> tuple[str | None, int | None]:
     """What rlstab names first, a cause or an observation, and its step; without some metrics."""
     kept = {step: {name: value for name, value in row.items() if name not in without} for step, row in rows.items()}
-    fired = diagnose(log_of(Log("generated", "TRL", kept))).fired
+    fired = diagnose(log.Rows(kept).run("generated", "TRL")).fired
     return (CAUSES[fired[0].name], fired[0].step) if fired else (None, None)
 
 

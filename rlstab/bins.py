@@ -6,10 +6,10 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,21 +50,52 @@ class Sign:
     from_start: bool = False
 
 
-class Run(Protocol):
-    """The curves of a run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run:
+    """One run, finished or not, of any trainer: its curves under rlstab's names.
+
+    Attributes:
+        path: of its file or folder, with the name of the run in a table; ``FILE:LINE`` of a results file.
+        writer: the trainer or tracker that wrote it, such as ``TRL``.
+        unit: of its steps, ``rollout`` or ``step``.
+        metrics: curves by name, without ``seconds/*``, from step 1 on.
+        names: the names in the log, by rlstab's name.
+        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
+        bin_width: rollouts behind one value of ``metrics``; 1 where each was read.
+        largest: highest value of each bin of 10 rollouts, for metrics that are themselves a largest value.
+        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
+            sampled. A unit that some rollout did not record is left out.
+        ended: whether it made all steps that it planned; None if that is not known.
+        config: the settings of a run of rlstab; empty for others, and if the file is missing or damaged.
+        judged: signs by detector, judged on every rollout, of a run that a results file keeps in bins of ten.
+        remarks: what could not be read or was changed, and why.
+    """
+
+    path: str = ""
+    writer: str = "rlstab"
+    unit: str = "rollout"
+    metrics: dict[str, Curve]
+    names: Mapping[str, str] = field(default_factory=dict)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    bin_width: int = 1
+    largest: dict[str, Curve] = field(default_factory=dict)
+    spent: dict[str, Curve] = field(default_factory=dict)
+    ended: bool | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    judged: Mapping[str, Sign] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    bins: dict[str, Curve] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def metrics(self) -> Mapping[str, Curve]: ...
-    @property
-    def largest(self) -> Mapping[str, Curve]: ...
-    @property
-    def evaluations(self) -> Sequence[Mapping[str, float]]: ...
-    @property
-    def bin_width(self) -> int: ...
-    @property
-    def rollouts(self) -> int: ...
-    @property
-    def judged(self) -> Mapping[str, Sign]: ...
+    def title(self) -> str:
+        """Its name for the reader."""
+        return self.path
+
+    @cached_property
+    def rollouts(self) -> int:
+        """Last rollout with metrics; 0 without any."""
+        return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
 
 
 @lru_cache(2**16)  # a run that is watched has the same bins at each line
@@ -80,13 +111,13 @@ def binned(record: Run, name: str) -> Curve:
         ends: last rollout of each bin that the run reached.
         values: means over the rollouts of the bin that have the metric, of 6 significant digits.
     """
-    known: dict[str, Curve] = vars(record).setdefault("_bins", {})  # asked for again and again
-    if name not in known:
+    if name not in record.bins:  # asked for again and again
         rollouts, values = record.metrics.get(name, EMPTY)
         finite = np.isfinite(values)
         joined = record.bin_width > 1
-        known[name] = (rollouts[finite], values[finite]) if joined else in_bins((rollouts, values), record.rollouts)
-    return known[name]
+        curve = (rollouts[finite], values[finite]) if joined else in_bins((rollouts, values), record.rollouts)
+        record.bins[name] = curve
+    return record.bins[name]
 
 
 def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         *OLD_NAMES,
     )
     logs = "run folder, results file, log of a trainer or tracker (TRL, verl, wandb, MLflow, ...), export of prime-rl"
-    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (everything in this folder)")
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump, or - for pasted text (this folder)")
     look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
     look.add_argument("--model", metavar="FOLDER", help="run this model to add the signals that a dump lacks")

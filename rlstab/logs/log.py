@@ -1,18 +1,32 @@
-"""The log of one run of any trainer or tracker, by step and under its own names, and its curves under rlstab's."""
+"""The lines of a log of any trainer or tracker, under its own names, and the run that they make under rlstab's."""
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Sign
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, WIDTH, Curve, Run, rounded
 from rlstab.console import counted, ranges
-from rlstab.logs.metric_aliases import SCORE, known, our_metrics, preference, scores_in
+from rlstab.logs.metric_aliases import (
+    SCORE,
+    SPENT,
+    TOKENS_SO_FAR,
+    known,
+    our_metrics,
+    preference,
+    scores_in,
+    spent,
+)
 from rlstab.safe_read import gaps
+
+#: Share of the steps after which the log may stop recording the cost.
+ENOUGH = 0.9
+#: Steps and values, in the order of the log.
+_Points: TypeAlias = "tuple[array[int], array[float]]"
 
 
 class Rows(dict[int, dict[str, float]]):
@@ -21,14 +35,23 @@ class Rows(dict[int, dict[str, float]]):
     A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
     branch logged from there on is dropped.
 
-    Attributes:
-        read: the lines that :func:`curves_of` has read; a run is looked at after each line.
+    Args:
+        rows: the first lines.
+        unit: of the steps, ``rollout`` or ``step``.
     """
 
-    def __init__(self) -> None:
-        self.read = _Read()
-        self.last = 0
+    def __init__(self, rows: Mapping[int, dict[str, float]] | None = None, unit: str = "step") -> None:
+        super().__init__(rows or {})
+        self.unit, self.last = unit, 0
         self.abandoned: set[int] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Read every line again; a run is looked at after each line, and only new ones are read."""
+        self._read, self._lines, self._shift = -1, 0, 0
+        self._points: dict[str, _Points] = {}
+        self._scores: dict[str, _Points] = {}
+        self._names: dict[str, str] = {}
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values of a step."""
@@ -40,63 +63,110 @@ class Rows(dict[int, dict[str, float]]):
                 del self[later]
             self.last = step
         self.setdefault(step, {}).update(values)
-        if step <= self.read.last:
-            self.read = _Read()
+        if step <= self._read:
+            self._forget()
         self.last = max(self.last, step)
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """A sentence about the steps that were dropped, if any."""
-        if not self.abandoned:
-            return ()
-        first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
-        return (f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before",)
+    def run(
+        self,
+        path: str = "",
+        writer: str = "",
+        remarks: Sequence[str] = (),
+        *,
+        planned: int | None = None,
+        costs: bool = False,
+    ) -> Run:
+        """The run so far. If another trainer counts steps from 0, they are counted from 1.
+
+        Args:
+            path: see :class:`rlstab.bins.Run`.
+            writer: the same.
+            remarks: what could not be read.
+            planned: number of its last step, if the log gives it.
+            costs: whether to add up what its steps took, which a run that is watched does without.
+        """
+        if self._read < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
+            self._shift = int(self.unit == "step" and known(self.get(0, ())))
+        for step in sorted(step for step in self if self._read < step < MOST_ROLLOUTS):
+            self._add(step + self._shift, self[step])
+            self._read, self._lines = step, self._lines + 1
+        found, held_out, names, scores = _curves(self._points), _curves(self._scores), dict(self._names), EMPTY
+        if held_out:  # of several data sets, the one with the most scores counts
+            name = min(held_out, key=lambda score: (-len(held_out[score][0][0]), preference(score)))
+            scores, others = held_out[name]
+            trained = scores[0] > 0
+            found[SCORE], names[SCORE] = ((scores[0][trained], scores[1][trained]), others), name
+        metrics = {ours: curve for ours, (curve, _) in found.items() if len(curve[0])}
+        last = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
+        return Run(
+            path=path,
+            writer=writer,
+            unit=self.unit,
+            metrics=metrics,
+            names={ours: names[ours] for ours in metrics},
+            evaluations=[  # with those at step 0, which no curve has
+                {"rollout": min(step, last), SCORE: rounded(score)}
+                for step, score in zip(*map(np.ndarray.tolist, scores), strict=True)
+            ],
+            spent=self._spent(last) if costs else {},
+            ended=None if planned is None else max(self) + self._shift >= planned,
+            remarks=(*remarks, *self._remarks(metrics, {ours: steps for ours, (_, steps) in found.items()})),
+        )
+
+    def _add(self, step: int, row: Mapping[str, float]) -> None:
+        metrics, scores = our_metrics(row) if step else {}, scores_in(row)
+        for ours, (name, value) in metrics.items():
+            self._names.setdefault(ours, name)
+            _append(self._points, ours, step, value)
+        for name, value in scores.items():
+            _append(self._scores, name, step, value)
+
+    def _remarks(self, metrics: Mapping[str, Curve], not_finite: Mapping[str, list[int]]) -> Iterator[str]:
+        """What was dropped or changed, and what is missing.
+
+        Args:
+            metrics: finite values by rlstab's name.
+            not_finite: the steps at which a value is NaN or infinite, which is left out.
+        """
+        if self.abandoned:
+            first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
+            yield f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before"
+        if self._shift:
+            yield "its steps begin at 0 and are counted from 1 here"
+        if beyond := len(self) - self._lines:
+            yield f"left out {counted(beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
+        if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
+            yield f"no line for {self.unit} {missing}"
+        damaged = []
+        for ours, steps in not_finite.items():
+            finite, _ = metrics.get(ours, EMPTY)
+            # a norm has a sign of its own, and a metric may be logged now and then, and be null in most lines
+            sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
+            if steps and ours != "gradient/norm" and not sparse:
+                damaged.append(f"{ours} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on")
+        if damaged:
+            yield f"left out values that are NaN, Inf or null: {', '.join(damaged)}"
+
+    def _spent(self, last: int) -> dict[str, Curve]:
+        """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
+        ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
+        curves: dict[str, Curve] = {}
+        for unit, names in SPENT.items():
+            steps, totals = [0], [0.0]
+            for step, row in sorted(self.items()):
+                total = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
+                if total is None and (each := spent(row, names)) is not None:
+                    total = totals[-1] + each * (step + self._shift - steps[-1])
+                if total is not None and math.isfinite(total) and total >= totals[-1]:
+                    steps.append(step + self._shift)
+                    totals.append(total)
+            if steps[-1] >= ENOUGH * last > 0:
+                steps, totals = [*steps, last], [*totals, totals[-1] * max(1.0, last / steps[-1])]
+                curves[unit] = ends, np.array([rounded(float(value)) for value in np.interp(ends, steps, totals)])
+        return curves
 
 
-@dataclass(frozen=True)
-class Log:
-    """One run as it was logged.
-
-    Attributes:
-        title: a path, or the name of the run in a table.
-        writer: the trainer that wrote it, such as ``TRL``.
-        rows: values by step and by the names of the log.
-        remarks: what was left out of it.
-        unit: of its steps, ``rollout`` or ``step``.
-        planned: number of its last step, if the log gives it.
-    """
-
-    title: str
-    writer: str
-    rows: Mapping[int, Mapping[str, float]]
-    remarks: tuple[str, ...] = ()
-    unit: str = "step"
-    planned: int | None = None
-
-
-#: Steps and values, in the order of the log.
-_Points: TypeAlias = "tuple[array[int], array[float]]"
-
-
-class _Read:
-    """Lines of a log in their order, under rlstab's names."""
-
-    def __init__(self) -> None:
-        self.last, self.lines, self.shift = -1, 0, 0
-        self.points: dict[str, _Points] = {}
-        self.scores: dict[str, _Points] = {}
-        self.names: dict[str, str] = {}
-
-    def add(self, step: int, row: Mapping[str, float]) -> None:
-        """Read the line of a step."""
-        for ours, (name, value) in our_metrics(row).items() if step else ():
-            self.names.setdefault(ours, name)
-            _add(self.points, ours, step, value)
-        for name, value in scores_in(row).items():
-            _add(self.scores, name, step, value)
-
-
-def _add(points: dict[str, _Points], name: str, step: int, value: float) -> None:
+def _append(points: dict[str, _Points], name: str, step: int, value: float) -> None:
     steps, values = points.setdefault(name, (array("q"), array("d")))
     steps.append(step)
     values.append(value)
@@ -105,83 +175,8 @@ def _add(points: dict[str, _Points], name: str, step: int, value: float) -> None
 def _curves(points: Mapping[str, _Points]) -> dict[str, tuple[Curve, list[int]]]:
     """By name, the finite values, and the steps of the others."""
     found = {}
-    for name, (steps, values) in points.items():
-        where, numbers = np.array(steps), np.array(values)
+    for name, (logged, values) in points.items():
+        steps, numbers = np.array(logged), np.array(values)
         finite = np.isfinite(numbers)
-        found[name] = (where[finite], numbers[finite]), where[~finite].tolist()
+        found[name] = (steps[finite], numbers[finite]), steps[~finite].tolist()
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class LoggedCurves:
-    """The curves of a log under rlstab's names, as the detectors of signs read them.
-
-    Attributes:
-        metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
-        names: the names in the log, by rlstab's name.
-        scores: the held-out scores, also those of step 0. Of several data sets, the one with the most scores counts.
-        shift: number added to the steps of the log.
-        not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
-        beyond: lines whose steps are left out.
-        unit: of its steps, ``rollout`` or ``step``.
-        largest, evaluations, bin_width, judged: of a run of rlstab; see :class:`rlstab.report.runs.RunRecord`.
-    """
-
-    metrics: dict[str, Curve]
-    names: dict[str, str]
-    scores: Curve
-    shift: int
-    not_finite: Mapping[str, list[int]]
-    beyond: int
-    unit: str
-    largest: Mapping[str, Curve] = field(default_factory=dict)
-    evaluations: Sequence[Mapping[str, float]] = ()
-    bin_width: int = 1
-    judged: Mapping[str, Sign] = field(default_factory=dict)
-
-    @property
-    def rollouts(self) -> int:
-        """The last step; 0 without any."""
-        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """What was changed or is missing."""
-        remarks: list[str] = []
-        if self.shift:
-            remarks.append("its steps begin at 0 and are counted from 1 here")
-        if self.beyond:
-            remarks.append(f"left out {counted(self.beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}")
-        if missing := gaps({step for steps, _ in self.metrics.values() for step in steps.tolist()}):
-            remarks.append(f"no line for {self.unit} {missing}")
-        told = [
-            f"{ours} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on"
-            for ours, steps in self.not_finite.items()
-            if ours != "gradient/norm" and not self._sparse(ours, steps)  # a norm has a sign of its own
-        ]
-        return (*remarks, *([f"left out values that are NaN, Inf or null: {', '.join(told)}"] if told else []))
-
-    def _sparse(self, ours: str, steps: list[int]) -> bool:
-        """Whether a metric is logged now and then, and null in most lines."""
-        finite, _ = self.metrics.get(ours, EMPTY)
-        return len(finite) < len(steps) and len(finite) > 0 and int(finite[-1]) > steps[0]
-
-
-def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> LoggedCurves:
-    """The known metrics. If another trainer counts steps from 0, they are counted from 1."""
-    read = rows.read if isinstance(rows, Rows) else _Read()
-    if read.last < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
-        read.shift = int(unit == "step" and known(rows.get(0, ())))
-    for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
-        read.add(step + read.shift, rows[step])
-        read.last, read.lines = step, read.lines + 1
-    found, held_out, names, scores = _curves(read.points), _curves(read.scores), dict(read.names), EMPTY
-    if held_out:
-        name = min(held_out, key=lambda score: (-len(held_out[score][0][0]), preference(score)))
-        scores, others = held_out[name]
-        trained = scores[0] > 0
-        found[SCORE], names[SCORE] = ((scores[0][trained], scores[1][trained]), others), name
-    metrics = {ours: curve for ours, (curve, _) in found.items() if len(curve[0])}
-    names = {ours: names[ours] for ours in metrics}
-    not_finite = {ours: steps for ours, (_, steps) in found.items() if steps}
-    return LoggedCurves(metrics, names, scores, read.shift, not_finite, len(rows) - read.lines, unit)

@@ -31,26 +31,29 @@ TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
 
 #: verl's largest and smallest reward of a step. If they are equal, no group has a gradient.
 EXTREMES = ("critic/score/max", "critic/score/min")
-#: TRL's standard deviation of all rewards of a step; 0 says the same.
-SPREAD = "reward_std"
+#: The standard deviation of the rewards of a step in TRL, and of a group in OpenRLHF; 0 says the same.
+SPREADS = ("reward_std", "group_reward_std")
 
-#: Held-out scores with a user-defined part in their name: by data set in verl, by environment in prime-rl.
-HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
+#: Held-out scores with a user-defined part in their name: by data set in verl, SkyRL and OpenRLHF, by environment in
+#: prime-rl.
+HELD_OUT = re.compile(
+    r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/(avg@\d+|avg_score)|eval_.+_pass1"
+)
 #: rlstab's name of the held-out score, and the known names.
 SCORE = "eval/mean"
 _SCORES = [SCORE, *ALIASES[SCORE]]
 #: Metrics that do not show that something was trained.
 BESIDE = {"lr", "optimizer_steps/refused"}
-#: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have such a name.
-PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
+#: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have such a name, and SkyRL's all are.
+PART = re.compile(r"reward/(?!avg_|mean_|num_)([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
 #: Prefixes that trackers add to a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
 
 
 def _bare(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
-    """By name without the prefix of a tracker, the name in the log and the value."""
-    return {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
+    """By name without the prefix of a tracker or a notebook's spaces, the name in the log and the value."""
+    return {_PREFIX.sub("", name.replace(" / ", "/")): (name, value) for name, value in row.items()}
 
 
 def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
@@ -105,7 +108,7 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
     high, low = map(bare.get, EXTREMES)
     if high and low:
         return {"reward/zero_std_groups": (f"{high[0]} = {low[0]}", float(high[1] == low[1]))}
-    if spread := bare.get(SPREAD):
+    if spread := next((bare[name] for name in SPREADS if name in bare), None):
         return {"reward/zero_std_groups": (f"{spread[0]} = 0", float(spread[1] == 0))}
     return {}
 

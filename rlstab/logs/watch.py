@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlstab.errors import ConfigError
-from rlstab.logs.log import Rows, curves_of
+from rlstab.logs.log import Rows
 from rlstab.safe_read import as_number
 from rlstab.signs import SIGNS, Sign, signs
 
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, unit: str = "step") -> None:
         self.unit = unit
-        self.rows = Rows()
+        self.rows = Rows(unit=unit)
         self.seen: dict[str, Sign] = {}
 
     def log(self, step: int, values: Mapping[str, Any]) -> list[Sign]:
@@ -42,7 +42,7 @@ class Watch:
         """
         numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
         self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-        return self.new(signs(curves_of(self.rows, self.unit)))
+        return self.new(signs(self.rows.run()))
 
     def new(self, every: Sequence[Sign]) -> list[Sign]:
         """The signs of the log so far that no earlier line had; each is reported once, as it was then."""

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstab.bins import EMPTY
+from rlstab.bins import EMPTY, Run
 from rlstab.logs.metric_aliases import ALIASES
 from rlstab.look.remedies import CAUSES, Remedy, remedies
-from rlstab.look.run_log import RunLog
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Curves, Sign, is_solved, reward_in_words, signs
@@ -135,7 +134,7 @@ class Diagnosis:
         unseen: signs that could not be judged, with the metrics that are missing, or because the log is too short.
     """
 
-    log: RunLog
+    log: Run
     first: First | None
     observations: tuple[Sign, ...]
     solved: bool
@@ -218,7 +217,7 @@ class Diagnosis:
         }
 
 
-def diagnose(log: RunLog) -> Diagnosis:
+def diagnose(log: Run) -> Diagnosis:
     """Diagnose a run."""
     every, curves, interval = signs(log), Curves(log), _interval(log)
     first = first_of(every, interval)
@@ -235,7 +234,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     )
 
 
-def _idle(log: RunLog) -> tuple[int, int]:
+def _idle(log: Run) -> tuple[int, int]:
     """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
     idle: set[int] = set()
     lines: set[int] = set()
@@ -246,7 +245,7 @@ def _idle(log: RunLog) -> tuple[int, int]:
     return len(idle), len(lines)
 
 
-def _interval(log: RunLog) -> int:
+def _interval(log: Run) -> int:
     """Steps between two lines of the log."""
     gaps = [np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1]
     return int(min(gaps, default=1))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstab.bins import Run
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
-from rlstab.logs.readers import log_files, text_at
-from rlstab.look.run_log import RunLog, read_logs
+from rlstab.logs.readers import read_text
+from rlstab.logs.source import log_files, text_at
+from rlstab.look.run_log import read_logs
 from rlstab.record.files import dumped, folder_of, token_files
 from rlstab.run_files import DUMP, METRICS
+from rlstab.safe_read import text_of
 
 if TYPE_CHECKING:
     from rlstab.record import Dump
 
+#: In place of a path: the text that is piped in.
+STANDARD_INPUT = Path("-")
 #: Endings of log files, when no path was given.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
 #: Characters of a file that are searched for the names of tensors by token.
@@ -43,7 +49,7 @@ class Found:
     """
 
     path: Path
-    log: RunLog | None
+    log: Run | None
     dump: Dump | None = None
     dump_path: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -60,30 +66,25 @@ def find(path: Path) -> list[Found]:
     Raises:
         ReportError: nothing there can be read.
     """
-    dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
+    pasted = path == STANDARD_INPUT
+    dumps = [] if pasted else _dumps(path)
     try:
-        logs = read_logs(path)
-    except ReportError as error:
-        refusal = error
-    if len(logs) > 1:
-        runs = [Found(Path(log.title), log) for log in logs]
-        for run in runs:
-            _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
-        return runs
-    run = Found(path, logs[0] if logs else None)
-    if refusal is not None and not dumps:  # the export of another trainer, perhaps
-        try:
-            run.dump, run.dump_path = _read(path), path
-        except ReportError as error:
-            raise error if _tokens_in(path) else refusal from None
-    if run.dump is None:
-        _add_dump(run, dumps)
-    if run.dump is not None and run.log is None:
-        from rlstab.look.tokens_log import tokens_log
+        logs = _pasted() if pasted else read_logs(path)
+        found = [Found(path if pasted or len(logs) == 1 else Path(log.path), log) for log in logs]
+    except ReportError as refusal:
+        if pasted:
+            raise
+        found = [Found(path, None) if dumps else Found(path, None, _export(path, refusal), path)]
+    for run in found:
+        _add_dump(run, dumps if len(found) == 1 else _dumps(run.path))
+    return found
 
-        run.log = tokens_log(run.dump, str(path))
-        run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
-    return [run]
+
+def _pasted() -> list[Run]:
+    """The runs in text that was piped in, or pasted into the terminal."""
+    if sys.stdin.isatty():
+        print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
+    return read_text(Path("standard input"), text_of(sys.stdin.buffer.read()))
 
 
 def _read(path: Path) -> Dump:
@@ -92,12 +93,19 @@ def _read(path: Path) -> Dump:
     return read_dump(path)
 
 
-def _dumps(path: Path) -> Iterator[Path]:
-    """The folders with recorded optimizer steps: the path, its ``dump``, or a folder in it."""
+def _export(path: Path, refusal: ReportError) -> Dump:
+    """What another trainer wrote of its tokens; if nothing can be read, the error is that of the likelier kind."""
+    try:
+        return _read(path)
+    except ReportError as error:
+        raise error if _tokens_in(path) else refusal from None
+
+
+def _dumps(path: Path) -> list[Path]:
+    """The folders with recorded optimizer steps: the path, its ``dump``, or folders in it."""
     if dumped(path if is_file(path) else folder_of(path)):
-        yield path
-    elif is_dir(path):
-        yield from (inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner))
+        return [path]
+    return [inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner)] if is_dir(path) else []
 
 
 def _tokens_in(path: Path) -> bool:
@@ -111,6 +119,7 @@ def _tokens_in(path: Path) -> bool:
 
 
 def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
+    """Read the recorded optimizer steps of a run; without a log they are its log."""
     for path in dumps[:1]:
         try:
             run.dump, run.dump_path = _read(path), path
@@ -118,6 +127,11 @@ def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
             run.notes.append(str(error).splitlines()[0])
     if len(dumps) > 1:
         run.notes.append(f"Other dumps are not looked at: {', '.join(str(path) for path in dumps[1:])}.")
+    if run.log is None and run.dump is not None:
+        from rlstab.look.tokens_log import tokens_log
+
+        run.log = tokens_log(run.dump, str(run.path))
+        run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
     if run.dump is None and run.log is not None:
         how = RECORDS.get(run.log.writer)
         run.notes.append(
@@ -157,6 +171,6 @@ def _holds(path: Path) -> bool:
     """Whether a path looks like a run; lines of JSON may be anything, so a folder is not taken for its files."""
     if not is_dir(path):
         return path.suffix.lower() in LOGS and path.is_file()
-    names = (METRICS, f"{DUMP}/step-*", "step-*.json", "*.db")
+    names = (METRICS, f"{DUMP}/step-*", "step-*.json")
     logs = (files for writer, files in log_files(path).items() if writer != "verl")
     return any(any(path.glob(name)) for name in names) or any(logs)

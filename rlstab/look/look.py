@@ -19,7 +19,7 @@ from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import check_names
 from rlstab.look.diagnosis import Diagnosis, diagnose
-from rlstab.look.find import Found, find, nearest
+from rlstab.look.find import STANDARD_INPUT, Found, find, nearest
 from rlstab.look.finding import Look
 from rlstab.look.follow import follow
 from rlstab.look.page import MARK, TIMES, page
@@ -77,8 +77,8 @@ def look(
 
         chosen(methods, length=1)
     if follows:
-        if len(paths) > 1:
-            raise ReportError("--follow reads one log. Name one path.")
+        if len(paths) > 1 or Path(*paths) == STANDARD_INPUT:
+            raise ReportError("--follow reads one log again and again. Name one path.")
         there = follow(
             Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
         )
@@ -174,6 +174,8 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
 
 
 def _page_of(found: Found) -> Path:
+    if found.path == STANDARD_INPUT:
+        return Path("look.html")
     return found.path / "look.html" if is_dir(found.path) else found.path.with_suffix(".look.html")
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from rlstab.logs.log import Log
-from rlstab.look.run_log import RunLog, log_of
+from rlstab.bins import Run
+from rlstab.logs.log import Rows
 from rlstab.record import Dump, Step
 from rlstab.record.step import DID
 
 
-def tokens_log(dump: Dump, title: str) -> RunLog:
+def tokens_log(dump: Dump, path: str) -> Run:
     """What each recorded step says of its tokens, as the lines of a log."""
-    rows = {step.number: _row(step) for step in dump.steps}
-    return log_of(Log(title, "a dump", rows, tuple(dump.notes)))
+    return Rows({step.number: _row(step) for step in dump.steps}).run(path, "a dump", dump.notes)
 
 
 def _row(step: Step) -> dict[str, float]:

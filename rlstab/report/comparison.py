@@ -20,7 +20,7 @@ from rlstab.report.collapse import collapsed
 from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
-from rlstab.report.load import settings_between, shown
+from rlstab.report.names import settings_between, shown
 from rlstab.report.runs import Loaded, RunRecord, best_bin
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 from rlstab.report.sweeps import Sweep, sweeps_of

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rlstab.bins import WIDTH, Curve, Sign, bin_weights, binned, rounded
+from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, rounded
 from rlstab.config.user_code import portable
 
 #: Between the names of several parts.
@@ -58,39 +57,18 @@ class RunFacts:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RunRecord(RunFacts):
-    """One run.
+class RunRecord(RunFacts, Run):
+    """One run as a report compares it.
 
     Attributes:
-        path: of its folder, or ``FILE:LINE`` of a results file.
-        evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
-        metrics: curves by name, without ``eval/*`` and ``seconds/*``.
-        bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
-        largest: highest value of each bin of 10 rollouts, for metrics that are themselves a largest value.
-        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
-            of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
-            sampled. A unit that some rollout did not record is left out.
         sparse: whether its log, of another trainer, may lack lines for some rollouts.
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
-        remarks: what could not be read, and why.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
-    path: str
-    evaluations: list[dict[str, float]]
-    metrics: dict[str, Curve]
-    bin_width: int = 1
     sparse: bool = False
     by: str = "rollouts"
-    largest: dict[str, Curve] = field(default_factory=dict)
-    spent: dict[str, Curve] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
     written: float = 0.0
-
-    @cached_property
-    def rollouts(self) -> int:
-        """Last rollout with metrics; 0 without any."""
-        return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
 
     @property
     def planned(self) -> int | None:

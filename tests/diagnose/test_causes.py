@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstab.logs.log import Log
+from rlstab.logs.log import Rows
 from rlstab.look.diagnosis import TOGETHER, Diagnosis, diagnose, first_of, leading
 from rlstab.look.remedies import CAUSES, remedies
-from rlstab.look.run_log import log_of, read_logs
+from rlstab.look.run_log import read_logs
 from rlstab.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
 
@@ -71,7 +71,7 @@ def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
 
 
 def diagnosed(lines: list[dict[str, float]]) -> Diagnosis:
-    return diagnose(log_of(Log("", "TRL", {int(line["step"]): line for line in lines})))
+    return diagnose(Rows({int(line["step"]): line for line in lines}).run("", "TRL"))
 
 
 def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off() -> None:

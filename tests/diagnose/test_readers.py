@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstab.bins import Run
 from rlstab.cli import main
-from rlstab.logs.log import Log, curves_of
-from rlstab.logs.readers import log_files
+from rlstab.logs.log import Rows
+from rlstab.logs.source import log_files
 from rlstab.logs.watch import Watch
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.find import find
-from rlstab.look.run_log import RunLog, log_of, read_logs
+from rlstab.look.run_log import read_logs
 from rlstab.signs import SIGNS
 from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 
@@ -35,7 +36,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return run
 
 
-def read(path: Path) -> RunLog:
+def read(path: Path) -> Run:
     (log,) = read_logs(path)
     return log
 
@@ -132,7 +133,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
 
 
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
-    diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 5)})))
+    diagnosis = diagnose(Rows({step: {"reward": 0.5} for step in range(1, 5)}).run())
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
     assert reasons["reward_fall"] == "reward/mean has 4 values; 6 are needed"
@@ -267,7 +268,7 @@ def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout
     watch = Watch()  # reads each line once, and ends with the same scores
     for line in lines:
         watch.log(int(line["step"]), line)
-    np.testing.assert_array_equal(curves_of(watch.rows).metrics["eval/mean"], log.metrics["eval/mean"])
+    np.testing.assert_array_equal(watch.rows.run().metrics["eval/mean"], log.metrics["eval/mean"])
     lines[39][seldom] = lines[34][seldom] = lines[29][seldom] = lines[24][seldom] = lines[19][seldom] = 8.0
     lines[14][seldom] = 8.0  # as often as the other: by name
     path.write_text("\n".join(map(json.dumps, lines)))

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from rlstab.bins import Run
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.look.find import find
-from rlstab.look.run_log import RunLog
+from rlstab.look.run_log import read_logs
 
 LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
 #: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
@@ -76,7 +77,7 @@ def lines() -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in every]
 
 
-def rewards(log: RunLog) -> list[float]:
+def rewards(log: Run) -> list[float]:
     return [float(value) for value in log.metrics["reward/mean"][1]]
 
 
@@ -117,6 +118,7 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
     (entry,) = json.loads(capsys.readouterr().out)
     assert entry["cause"] == "truncation"
     file = max(path for path in tmp_path.rglob("*") if path.suffix in (".db", ".wandb") or "tfevents" in path.name)
+    assert rewards(read_logs(file)[0]) == seen  # by its own path too
     whole = file.read_bytes()
     for size in (len(whole) - 1, len(whole) // 2, 40, 0):
         for other in file.parent.glob(f"{file.name}-*"):  # what SQLite would repair it from

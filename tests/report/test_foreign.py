@@ -10,10 +10,10 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.logs.run import read_foreign
 from rlstab.report.comparison import compare, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
+from rlstab.report.run_folder import foreign
 from rlstab.report.runs import LeftOut, Loaded, RunRecord
 from tests.report.conftest import curves, place_run, record, write_run
 
@@ -131,7 +131,7 @@ def test_a_report_reads_the_held_out_score_that_a_look_reads(name: str, tmp_path
     lines = [{"step": step, "reward": 0.5, **({name: step / 100} if step % 20 == 0 else {})} for step in range(41)]
     lines[40]["val-core/zebra/acc/mean@4"] = 9.0  # of several data sets the same one counts throughout
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert read_foreign(tmp_path, tmp_path / "none").facts["evaluations"] == [
+    assert foreign(tmp_path, tmp_path / "none").evaluations == [
         {"rollout": step + 1, "eval/mean": step / 100} for step in (0, 20, 40)
     ]
 

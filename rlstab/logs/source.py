@@ -1,0 +1,143 @@
+"""What can lie under a path: each kind of log of a trainer or tracker, with its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlstab.bins import Run
+from rlstab.errors import ReportError, reason
+from rlstab.files import exists, is_dir, leads_away
+from rlstab.logs import trackers
+from rlstab.logs.readers import STATE, logged, read_text, step_of
+from rlstab.safe_read import read_bytes, text_of
+
+#: The readable formats, for errors.
+READABLE = (
+    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, what a trainer printed, the file of "
+    f"verl's file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
+    f"database (.db) of Trackio or MLflow, or token exports of prime-rl"
+)
+#: The files of trackers are searched this many folders below an output folder.
+DEPTH = 4
+
+
+def log_files(folder: Path) -> dict[str, list[Path]]:
+    """By kind, the files of logs in the output folder of a trainer; kinds in the order of preference."""
+
+    def below(name: str) -> list[Path]:
+        found = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
+        # sorted by the time in the name of wandb's folder, or of TensorBoard's file
+        ordered = sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
+        return list({path.resolve(): path for path in ordered}.values())  # wandb's latest-run is a link to another
+
+    states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
+    return {
+        "TRL": [*([folder / STATE] if exists(folder / STATE) else []), *states],
+        "database": sorted(folder.glob("*.db"))[:1],
+        "verl": below("*.jsonl"),
+        "wandb": below("*.wandb"),
+        "TensorBoard": below("events.out.tfevents.*"),
+    }
+
+
+def read_logs(path: Path) -> list[Run]:
+    """The runs in a file, or the run in the output folder of a trainer, of the first kind that can be read.
+
+    Raises:
+        ReportError: the path does not exist, or no file there is a log with a known metric.
+    """
+    if not exists(path):
+        raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
+    remarks: list[str] = []
+    if not is_dir(path):
+        kinds = {".db": "database", ".wandb": "wandb"}
+        kind = "TensorBoard" if ".tfevents." in path.name else kinds.get(path.suffix.lower())
+        if kind is None:
+            return read_text(path, text_at(path))
+        files = {kind: [path]}
+    else:
+        files = log_files(path)
+    for kind, some in files.items():
+        if some and (runs := _READERS[kind](path, some, remarks)):
+            return [replace(runs[0], remarks=(*runs[0].remarks, *remarks)), *runs[1:]]
+    why = f"{'; '.join(remarks)}." if remarks else f"Give {READABLE}."
+    raise ReportError(f"{path}: no log in it. {why}")
+
+
+def text_at(path: Path) -> str:
+    """The text of a log.
+
+    Raises:
+        ReportError: it cannot be read.
+    """
+    try:
+        return text_of(read_bytes(path))
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {reason(error)}. Give {READABLE}.") from error
+
+
+def _number_of(checkpoint: str) -> int:
+    """The step of a checkpoint, by the name of its folder; 0 without one."""
+    digits = checkpoint.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest: bool = False) -> list[Run]:
+    """The file with the longest history; of checkpoints only the newest readable one is used."""
+    found: list[Run] = []
+    for path in files:
+        if newest and path.parent != folder and any(folder != Path(run.path).parent for run in found):
+            break
+        if leads_away(path) or (path.parent != folder and leads_away(path.parent)):
+            remarks.append(f"left out {path}: a link that leads out of the folder")
+            continue
+        try:
+            found += read_text(path, text_at(path))
+        except ReportError as error:
+            remarks.append(f"left out {str(error).rpartition('. ')[0]}")
+    return [max(found, key=lambda run: run.rollouts)] if found else []
+
+
+def _tracked(
+    path: Path,
+    files: Sequence[Path],
+    remarks: list[str],
+    *,
+    writer: str,
+    read: Callable[[Path, list[str]], Iterator[Mapping[str, Any]]],
+) -> list[Run]:
+    """The run that a tracker kept in one file for each start."""
+
+    def steps() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for file in files:
+            try:
+                yield from ((step, row) for row in read(file, remarks) if (step := step_of(row)) is not None)
+            except OSError as error:
+                remarks.append(f"left out {file}: {reason(error)}")
+
+    return logged(path, writer, steps())
+
+
+def _database(path: Path, files: Sequence[Path], remarks: list[str]) -> list[Run]:
+    """The runs of Trackio or MLflow that have a known metric."""
+    (file,) = files
+    try:
+        writer, runs = trackers.database_runs(file)
+    except (OSError, TypeError, ValueError) as error:
+        remarks.append(f"left out {file}: cannot be read: {reason(error)}")
+        return []
+    return [run for name, steps in runs for run in logged(f"{file}: {name}", writer, steps)]
+
+
+#: By kind, the runs in its files below a path; remarks receive what cannot be read.
+_READERS: Mapping[str, Callable[[Path, Sequence[Path], list[str]], list[Run]]] = {
+    "TRL": partial(_longest, newest=True),
+    "database": _database,
+    "verl": _longest,
+    "wandb": partial(_tracked, writer="wandb", read=trackers.wandb_rows),
+    "TensorBoard": partial(_tracked, writer="TensorBoard", read=trackers.tensorboard_rows),
+}
