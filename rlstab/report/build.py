@@ -15,6 +15,7 @@ from rich.markup import escape
 from rlstab.console import Terminal, counted
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
+from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.output import refuse_foreign, write_text
@@ -127,8 +128,9 @@ def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> N
     # paths, names and errors are data: brackets in them are not markup
     for item in comparison.loaded.left_out:
         console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
-    for note in comparison.notes:
+    for note in [*comparison.checks, *comparison.notes]:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    console.print(escape(findings(comparison)[0]), highlight=False, soft_wrap=True)
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
     told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))

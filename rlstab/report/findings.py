@@ -10,8 +10,8 @@ from rlstab.console import capital, counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, decimals, listed, paragraphs, places, size
-from rlstab.report.statistics import Paired, Verdict
+from rlstab.report.formatting import axis, decimals, in_letters, listed, paragraphs, places, size
+from rlstab.report.statistics import CONFIDENCE, Estimate, Paired, Verdict, p_value, unseen_rate
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words
 
@@ -24,7 +24,7 @@ _BESIDE = ("eval/entropy", "tokens/entropy")
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Paragraphs, the first about the main outcome, or about the sweep if there is nothing else."""
+    """Paragraphs, the first about the runs that were lost and the main outcome, or about the sweep."""
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
     sunk = all_below_start(comparison.loaded.runs)
@@ -36,7 +36,7 @@ def findings(comparison: Comparison) -> list[str]:
     elif len(compared) > _FEW_TABLES:
         first = [_many(compared, main)]
     else:
-        first = [_main(table, main, comparison) for table in compared]
+        first = [f"{_lost(table, comparison)} {_main(table, main, comparison)}" for table in compared]
     first += dict.fromkeys(part for table in comparison.tables for part in paragraphs(table.about))
     if len(compared) <= _FEW_TABLES:
         first += _beside(compared, others)
@@ -48,7 +48,49 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     # the first sentence says what the first picture shows
     first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
-    return [*sunk, *first, _collapses(comparison)]
+    every = [] if compared and len(compared) == len(comparison.tables) <= _FEW_TABLES else [_collapses(comparison)]
+    return [*sunk, *first, *every]
+
+
+def _where(table: Table, comparison: Comparison) -> str:
+    return f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
+
+
+def _lost(table: Table, comparison: Comparison) -> str:
+    """How many runs each method lost, what the exact test of its pairs says, and what so few seeds cannot."""
+    losses, where = {name: table.collapses[name].losses for name in table.methods}, _where(table, comparison)
+    compared = {name: loss for name, loss in losses.items() if loss.p is not None}
+    if not compared:
+        return f"{where}No seed can be judged for two methods, so nothing is known of the runs that they lose."
+    seeds, base = min(loss.pairs for loss in compared.values()), losses[table.baseline or ""]
+    unseen = f"{in_letters(seeds)} seed{'s' * (seeds != 1)} cannot tell a rate of 0 from one of"
+    unseen = f"{unseen} {100 * unseen_rate(seeds):.0f} %"
+    lost = {name: (loss, p_value(loss.p or 0.0)) for name, loss in compared.items() if loss.lost or base.lost}
+    if not lost:
+        return f"{where}None of {sum(loss.judged for loss in losses.values())} runs was lost: {unseen}."
+    alone = len(lost) == 1
+    told = listed(
+        f"{name} lost {loss.lost} of {loss.judged} runs{'' if alone else f' ({p})'}" for name, (loss, p) in lost.items()
+    )
+    text = (
+        f"{where}{told}, {table.baseline} {base.lost} of {base.judged}: {lost.popitem()[1][1] + ', ' if alone else ''}"
+    )
+    sides = {
+        name: "more" if loss.lost * base.judged > base.lost * loss.judged else "fewer"
+        for name, loss in compared.items()
+        if (loss.p or 0.0) < 1 - CONFIDENCE
+    }
+    if sides:
+        return f"{text}{listed(f'{name} loses {side}' for name, side in sides.items())}."
+    if not base.lost:
+        return f"{text}{unseen}."
+    ends = {name: loss.rate for name, loss in (*compared.items(), (table.baseline, base))}
+    return f"{text}the rates may be {listed(f'{percent(rate)} of {name}' for name, rate in ends.items())}."
+
+
+def percent(rate: Estimate) -> str:
+    """A rate by the ends of its interval."""
+    return "unknown" if rate.low is None or rate.high is None else f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %"
 
 
 def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
@@ -84,7 +126,7 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
 
 
 def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
-    paired = _paired(table, outcome)
+    paired, some_lost = _paired(table, outcome), any(each.losses.lost for each in table.collapses.values())
     verdicts = _by_verdict(paired)
     alike, few = verdicts.get("no visible difference", []), verdicts.get("too few seeds", [])
     none = [name for name, pair in paired.items() if not pair.seeds]
@@ -94,7 +136,8 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         parts.append(listed(f"{name} is {paired[name].verdict} by {_size(paired[name], outcome)}" for name in clear))
     if alike:
         parts += [f"{listed(alike)} show{'s' * (len(alike) == 1)} no visible difference", *_nearly(paired, outcome)]
-        parts.append("; ".join(f"for {name}, {in_words(paired[name], outcome)}" for name in alike[:_FEW_POWERS]))
+        shown = {name: in_words(paired[name], outcome) for name in alike[:_FEW_POWERS]}
+        parts += [f"for {name}, {words}" for name, words in shown.items() if words]
     if same := verdicts.get("identical"):
         parts.append(f"{listed(same)} gave exactly the values of {table.baseline}")
     if few:
@@ -102,10 +145,9 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         start = "one seed is too few" if seeds == "1" else f"{seeds} seeds are too few"
         parts.append(f"{start} to tell {listed(few)} from {table.baseline}")
     if none:
-        verb = "has" if len(none) == 1 else "have"
-        parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
-    where = f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
-    head = where + (outcome.title if where else capital(outcome.title))
+        verb, kind = "has" if len(none) == 1 else "have", "surviving" if some_lost else "finished"
+        parts.append(f"{listed(none)} {verb} no {kind} seed in common with {table.baseline}")
+    head = capital(outcome.title) + ("," * ("," in outcome.title) + " of the survivors" if some_lost else "")
     if clear or alike:
         seeds = _range([len(pair.seeds) for pair in paired.values() if pair.seeds])
         head += f" compared with {table.baseline} over {seeds} seed{'s' * (seeds != '1')}"
@@ -183,18 +225,18 @@ def _collapses(comparison: Comparison) -> str:
         for method, collapse in table.collapses.items():
             name = f"{method} ({table.bench or 'no bench'})" if several else method
             runs[name] += collapse.runs
-            short += collapse.unjudged
-            fell[name] += collapse.collapsed
+            short += collapse.runs - collapse.losses.judged
+            fell[name] += collapse.losses.lost
             failed[name] += collapse.failed  # a run that failed over NaN or Inf counts as collapsed as well
 
     def told(counts: Counter[str]) -> str:
         return listed(f"{count} of {counted(runs[name], 'run')} of {name}" for name, count in counts.items() if count)
 
-    none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
+    none = f"None of the {runs.total()} runs was lost." if runs.total() > 1 else "The run was not lost."
     if short == runs.total():
-        none = "Whether a run collapsed cannot be told: none of them is long enough to judge."
+        none = "Whether a run was lost cannot be told: none of them is finished and long enough to judge."
     elif short:
-        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {short} cannot be."
-    first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
+        none = f"None of the {runs.total() - short} runs that can be judged was lost; {short} cannot be."
+    first = f"Lost (the reward fell, or became NaN or Inf): {told(fell)}." if fell.total() else none
     first += f" {short} of {runs.total()} runs cannot be judged." if short and fell.total() else ""
     return f"{first} Failed: {told(failed)}." if failed.total() else first

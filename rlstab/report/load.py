@@ -40,7 +40,17 @@ from rlstab.report.runs import (
 )
 from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, OUT
 from rlstab.run_files import METRICS as RECORDS
-from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import (
+    MOST_NUMBER,
+    as_float,
+    as_step,
+    gaps,
+    read_bytes,
+    read_mapping,
+    read_object,
+    read_text,
+    readable,
+)
 
 #: A folder with any of these files is a run folder.
 _FILES = (RECORDS, CONFIG, ABOUT)
@@ -314,7 +324,9 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         logged = _own(folder, config, remarks)
         if not logged.facts["metrics"] and not logged.facts["evaluations"] and status is None:
             return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
+    seed = next(
+        (seed for value in (place.get("seed"), config.get("seed")) if (seed := as_step(value)) is not None), None
+    )
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
     return RunRecord(
@@ -335,6 +347,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         baseline=_text(bench.get("baseline")),
         bench_command=_text(bench.get("command")),
         bench_about=_text(bench.get("about")) or "",
+        collapse=bench["collapse"] if isinstance(bench.get("collapse"), dict) else None,
         remarks=(*remarks, *logged.remarks),
     )
 
@@ -488,7 +501,10 @@ def _with_folders(runs: list[RunRecord]) -> list[RunRecord]:
     if len(runs) == 1:
         return runs
     tails = _ends([run.path for run in runs])
-    return [replace(run, setting=_joined(run.setting, tail)) for run, tail in zip(runs, tails, strict=True)]
+    return [
+        replace(run, setting=_joined(run.setting, tail), repeats=run.setting)
+        for run, tail in zip(runs, tails, strict=True)
+    ]
 
 
 def _root(path: str) -> str:

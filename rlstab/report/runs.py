@@ -37,6 +37,7 @@ class RunFacts:
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         bench_about: what the bench asks and what to know about its figures, or empty.
+        collapse: what the bench calls a collapse, as in its file; None if it does not say.
     """
 
     bench: str | None
@@ -53,6 +54,7 @@ class RunFacts:
     baseline: str | None = None
     bench_command: str | None = None
     bench_about: str = ""
+    collapse: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,6 +72,7 @@ class RunRecord(RunFacts):
             sampled. A unit that some rollout did not record is left out.
         sparse: whether its log, of another trainer, may lack lines for some rollouts.
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
+        repeats: the setting from which it was taken, since its seed ran there more than once; else empty.
         remarks: what could not be read, and why.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
@@ -82,6 +85,7 @@ class RunRecord(RunFacts):
     by: str = "rollouts"
     largest: dict[str, Curve] = field(default_factory=dict)
     spent: dict[str, Curve] = field(default_factory=dict)
+    repeats: str = ""
     remarks: tuple[str, ...] = ()
     written: float = 0.0
 
@@ -171,6 +175,14 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, f"{place}{name}.")
     else:
         yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
+
+
+def curve(run: RunRecord, metric: str) -> Curve:
+    """A metric in bins of rollouts, or as evaluated."""
+    if not metric.startswith("eval/"):
+        return binned(run, metric)
+    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
+    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
 
 
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:

@@ -152,7 +152,7 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
 
 
 def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
-    fell, starts = [collapsed(run) for run in runs], [signs.below_start.detect(run).fired for run in runs]
+    fell, starts = [collapsed(run) for run in runs], [signs.COUNTED["below_start"].detect(run).fired for run in runs]
     unknown = sum(
         not down and (run.status != "finished" or below is None)
         for run, down, below in zip(runs, fell, starts, strict=True)
