@@ -339,13 +339,11 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
             "told": highest_stable(sweep, name),
             "outcomes": outcomes,
         }
-    low, high = sweep.values[0], sweep.values[-1]
     return {
         "key": sweep.key,
         "values": sweep.values,
         "labels": list(map(setting, sweep.values)),
-        # a range of more than a factor of four is logarithmic: rates are tried by factors
-        "log": low > 0 and high / low >= 4,
-        "span": high - low,
+        "log": sweep.is_logarithmic,
+        "span": sweep.values[-1] - sweep.values[0],
         "methods": methods,
     }

@@ -75,6 +75,11 @@ class Sweep:
     highest: dict[str, float | None]
     unclear: dict[str, float]
 
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether its axis is: over more than a factor of four, since rates are tried by factors."""
+        return self.values[0] > 0 and self.values[-1] / self.values[0] >= 4
+
 
 def highest_stable(sweep: Sweep, method: str) -> str:
     """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
