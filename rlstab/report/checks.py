@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rlstab.bins import EMPTY
-from rlstab.console import counted
 from rlstab.report.collapse import REWARD, collapsed, nan_share
 from rlstab.report.formatting import listed
 from rlstab.report.load import settings_between
@@ -29,73 +29,53 @@ _INSIDE = re.compile(r"[/\\]runs[/\\][^/\\]+[/\\][^/\\]+[/\\][^/\\]+$|:\d+$")
 
 def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """The runs of one setting that count, equal ones once, and what is wrong with them."""
-    sentences, methods = list[str](), _groups(runs, lambda run: run.method)
-    counting = {
-        method: [some[0] for some in _groups(several, _content).values()] for method, several in methods.items()
-    }
+    sentences, methods, counting = list[str](), _groups(runs, attrgetter("method")), list[RunRecord]()
     for method, several in methods.items():
         for same in _groups(several, _content).values():
-            if len(same) == len(several) > 1:
-                what = f"The seeds of {method} are one run: {_seeds(same)} have the same curves"
-            elif len(same) > 1:
-                what = f"{_seeds(same).capitalize()} of {method} are one run: they have the same curves"
-            else:
-                continue
-            sentences.append(f"{what}, bit for bit, and count once. Did the trainer ignore its seed?")
-        sentences += _nan(method, several)
+            counting.append(same[0])
+            if len(same) > 1:
+                what = f"{'The' if len(same) == len(several) else 'Some'} seeds of {method} are one run: {_seeds(same)}"
+                sentences.append(f"{what} have the same curves, bit for bit, and count once. Was the seed ignored?")
+        for lost, some in _groups([run for run in several if nan_share(run) > NAN], collapsed).items():
+            effect = "these runs count as lost" if lost else "means leave them out"
+            share = f"{100 * np.mean(list(map(nan_share, some))):.0f} % of the rewards of {method}, {_seeds(some)},"
+            sentences.append(f"{share} are NaN or Inf; {effect}.")
         told = {run: seed for run in several if (seed := as_step(run.config.get("seed"))) not in (None, run.seed)}
         if told:
-            files = f"{_seeds(list(told))} of {method} by bench.json are {listed(map(str, sorted(set(told.values()))))}"
-            sentences.append(f"{files.capitalize()} by config.yaml. Pairs are by bench.json.")
+            other = listed(map(str, sorted(set(told.values()))))
+            sentences.append(f"By config.yaml, {_seeds(list(told))} of {method} are {other}. Pairs are by bench.json.")
     roots = {_INSIDE.sub("", run.path) for run in runs if run.bench}
     if len(roots) > 1:
         sentences.append(f"Runs of {len(roots)} benches of this name count together: {listed(sorted(roots))}.")
-    return [run for some in counting.values() for run in some], [*sentences, *_names(methods)]
+    return counting, [*sentences, *_names(methods)]
 
 
 def repeated(runs: Sequence[RunRecord]) -> dict[tuple[str, str], dict[int, str]]:
     """By bench and setting, the seeds that ran more than once, with different results, each in a sentence."""
     sentences: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    for some in _groups(
-        [run for run in runs if run.repeats], lambda run: (run.bench, run.repeats, run.method, run.seed)
-    ).values():
-        where, run = listed(run.setting for run in some), some[0]
-        text = f"Seed {run.seed} of {run.method} ran {len(some)} times, with different results ({where}): none counts."
-        sentences[run.bench or "", run.repeats][run.seed] = f"{text} Give one of these folders."
+    twice = _groups([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
+    for run, *others in twice.values():
+        where = listed(each.setting for each in (run, *others))
+        what = f"Seed {run.seed} of {run.method} ran {len(others) + 1} times, with different results"
+        sentences[run.bench or "", run.repeats][run.seed] = f"{what} ({where}): none counts. Give one of these folders."
     return sentences
 
 
-def _nan(method: str, runs: Sequence[RunRecord]) -> Iterator[str]:
-    for lost, some in _groups([run for run in runs if nan_share(run) > NAN], collapsed).items():
-        shares = sorted(f"{100 * nan_share(run):.0f} %" for run in some)
-        share = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
-        effect = (
-            f"{counted(len(some), 'run')} count{'s' * (len(some) == 1)} as lost" if lost else "means leave them out"
-        )
-        yield f"{share} of the rewards of {method}, {_seeds(some)}, are NaN or Inf: {effect}."
-
-
-def _names(methods: dict[str, list[RunRecord]]) -> Iterator[str]:
+def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Sentences about names that may mean one method."""
-    first = {name: next((run for run in runs if run.config), None) for name, runs in methods.items()}
-    alike: list[set[str]] = []
-    configured = [name for name, run in first.items() if run is not None]
-    for names in _groups(configured, lambda name: str([first[name].config.get(key) for key in _METHOD])).values():  # type: ignore[union-attr]
-        runs = [run for name in names if (run := first[name]) is not None]
-        if len(names) > 1 and not settings_between(runs, method=True):
-            alike.append(set(names))
+    first = {name: known[0] for name, runs in methods.items() if (known := [run for run in runs if run.config])}
+    same = _groups(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
+    alike = [names for names in same.values() if not settings_between([first[name] for name in names], method=True)]
+    for names in alike:
+        if len(names) > 1:
             yield f"{listed(names)} have the same settings under {len(names)} names: their seeds do not count together."
     for names in _groups(list(methods), str.lower).values():
-        if len(names) > 1 and not any(same.issuperset(names) for same in alike):
+        if len(names) > 1 and not any({*names} <= {*some} for some in alike):
             yield f"{listed(names)} differ only in case, and have other settings."
 
 
-#: What of a configuration is the method.
-_METHOD = ("objective", "stages")
-
-
-def _groups(items: Sequence[Item], key: Callable[[Item], Hashable]) -> dict[Hashable, list[Item]]:
-    groups: dict[Hashable, list[Item]] = defaultdict(list)
+def _groups(items: Sequence[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    groups: dict[Any, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return groups

@@ -1,9 +1,9 @@
 """Whether a run was lost, and how many runs a method loses: the first outcome of a comparison.
 
 A run is lost if its reward fell, as ``reward_fall`` of :mod:`rlstab.signs` or the ``collapse`` of its bench defines it,
-if its rewards are NaN or Inf at the end or in more than half of the rollouts, or if it ended because the trainer refused
-its optimizer steps for NaN or Inf. One that failed for another reason, or is unfinished, says nothing about its method
-from then on.
+if its rewards are NaN or Inf at the end or in more than half of the rollouts, or if it ended because the trainer
+refused its optimizer steps for NaN or Inf. One that failed for another reason, or is unfinished, says nothing about its
+method from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from rlstab import signs
 from rlstab.bins import EMPTY, WIDTH, binned
 from rlstab.config.settings import CollapseRule
 from rlstab.report.runs import RunRecord, curve
-from rlstab.report.statistics import Estimate, exact_p, holm, share
+from rlstab.report.statistics import Share, exact_p, holm, share
 
 REWARD = "reward/mean"
 #: Columns of a step function.
@@ -46,10 +46,10 @@ class Fate:
 
 def fate_of(run: RunRecord) -> Fate:
     """Whether a run was lost, and when."""
-    known: dict[str, Fate] = vars(run).setdefault("_fate", {})  # asked for again and again
-    if "fate" not in known:
-        known["fate"] = _fate(run)
-    return known["fate"]
+    known: dict[str, Any] = vars(run)  # asked for again and again
+    if "_fate" not in known:
+        known["_fate"] = _fate(run)
+    return cast(Fate, known["_fate"])
 
 
 def collapsed(run: RunRecord) -> bool:
@@ -57,23 +57,15 @@ def collapsed(run: RunRecord) -> bool:
     return fate_of(run).lost is True
 
 
-def rule_of(run: RunRecord) -> CollapseRule | None:
-    """What its bench calls a collapse; None if it does not say."""
-    try:
-        return CollapseRule.model_validate(run.collapse)
-    except ValidationError:
-        return None
-
-
 def _fate(run: RunRecord) -> Fate:
     if run.status == "failed" and "NonFinite" in (run.error or ""):
         return Fate(True, run.rollouts)
-    fell = _nan_from(run)
-    if fell is None and (rule := rule_of(run)) is not None:
-        fell = _by_rule(run, rule)
-    elif fell is None:
-        sign = signs.SIGNS["reward_fall"].detect(run)
-        fell = sign.step if sign.fired else None if sign.fired is None else 0
+    if (fell := _nan_from(run)) is None:
+        try:
+            fell = _by_rule(run, CollapseRule.model_validate(run.collapse))
+        except ValidationError:  # none, or a damaged one
+            sign = signs.SIGNS["reward_fall"].detect(run)
+            fell = sign.step if sign.fired else None if sign.fired is None else 0
     if fell:
         return Fate(True, min(-(-fell // WIDTH) * WIDTH, run.rollouts))
     return Fate(None if fell is None or run.status != "finished" else False, run.rollouts)
@@ -106,9 +98,9 @@ def _nan_from(run: RunRecord) -> int | None:
 
 
 def _by_rule(run: RunRecord, rule: CollapseRule) -> int | None:
-    """The rollout from which on a metric stays below the bound of a bench; 0 if it does not, None if it is too short."""
+    """The rollout from which on a metric stays below a bench's bound; 0 if it does not, None if it is too short."""
     ends, values = curve(run, rule.metric)
-    if len(ends) < MIN_BINS and not rule.metric.startswith("eval/") or not len(ends):
+    if len(ends) < (1 if rule.metric.startswith("eval/") else MIN_BINS):
         return None
     bound = rule.below * {"peak": float(values.max()), "start": float(values[0]), "value": 1.0}[rule.of]
     if values[ends > ends[-1] - max(1, run.rollouts // 10)].mean() >= bound:
@@ -122,18 +114,14 @@ class Losses:
     """The runs that a method lost.
 
     Attributes:
-        lost: how many.
-        judged: of how many.
-        rate: their share, with its exact interval.
+        rate: their share of those that can be judged, with its exact interval.
         pairs: seeds that can be judged for both method and baseline.
         p: of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
         survival: rollouts, the share of runs that was not lost by then (Kaplan and Meier), and the ends of its interval
             at 95 %, None where nothing is lost yet, or everything.
     """
 
-    lost: int
-    judged: int
-    rate: Estimate
+    rate: Share
     pairs: int
     p: float | None
     survival: Survival
@@ -141,40 +129,27 @@ class Losses:
 
 def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, Losses]:
     """By method, the runs that were lost."""
-    fates = {method: {run.seed: fate_of(run) for run in some} for method, some in runs.items()}
     lost = {
-        method: {seed: fate.lost for seed, fate in some.items() if fate.lost is not None}
-        for method, some in fates.items()
+        method: {run.seed: fate.lost for run in some if (fate := fate_of(run)).lost is not None}
+        for method, some in runs.items()
     }
     base = lost.get(baseline or "", {})
     pairs = {method: [(some[seed], base[seed]) for seed in some.keys() & base.keys()] for method, some in lost.items()}
-    p_values = {
-        method: exact_p(pairs[method].count((True, False)), pairs[method].count((False, True)))
-        for method in lost
-        if method != baseline and pairs[method]
-    }
-    adjusted = holm(p_values)
+    sides = {method: (some.count((True, False)), some.count((False, True))) for method, some in pairs.items()}
+    p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
     return {
-        method: Losses(
-            sum(some.values()),
-            len(some),
-            share(sum(some.values()), len(some)),
-            len(pairs[method]),
-            adjusted.get(method),
-            _survival(list(fates[method].values())),
-        )
+        method: Losses(share(sum(some.values()), len(some)), len(pairs[method]), p.get(method), _survival(runs[method]))
         for method, some in lost.items()
     }
 
 
-def _survival(fates: Sequence[Fate]) -> Survival:
+def _survival(runs: Sequence[RunRecord]) -> Survival:
     """The curve and its interval on the scale of log(-log); runs that were not lost are censored at their end."""
     from scipy import stats  # takes a second to import
 
-    times, lost = np.array([fate.rollout for fate in fates], float), np.array([fate.lost is True for fate in fates])
-    if not times.any() or not lost.any():
-        end = float(times.max(initial=0))
-        return (0, end), (1.0, 1.0), (None, None), (None, None)
+    times, lost = np.array([fate_of(run).rollout for run in runs], float), np.array(list(map(collapsed, runs)))
+    if not lost.any():
+        return (0, float(times.max())), (1.0, 1.0), (None, None), (None, None)
     steps = stats.ecdf(stats.CensoredData(uncensored=times[lost], right=times[~lost])).sf
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings(action="ignore"):
         band = steps.confidence_interval(0.95, method="log-log")

@@ -223,8 +223,8 @@ class Comparison:
     @property
     def checks(self) -> list[str]:
         """What is wrong with the runs, in sentences; each begins with its setting where there are several."""
-        heads = {id(table): f"{table.title}: " if table.title and len(self.tables) > 1 else "" for table in self.tables}
-        return [heads[id(table)] + text for table in self.tables for text in table.checks]
+        several = len(self.tables) > 1
+        return [f"{table.title}: " * several + text for table in self.tables for text in table.checks]
 
 
 def compare(

@@ -324,9 +324,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         logged = _own(folder, config, remarks)
         if not logged.facts["metrics"] and not logged.facts["evaluations"] and status is None:
             return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    seed = next(
-        (seed for value in (place.get("seed"), config.get("seed")) if (seed := as_step(value)) is not None), None
-    )
+    seed = as_step(place.get("seed", config.get("seed")))
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
     return RunRecord(

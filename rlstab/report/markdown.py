@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jinja2
 
 from rlstab.report.comparison import Comparison, Table
-from rlstab.report.findings import findings, percent
+from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
 from rlstab.report.runs import RunRecord, setting_of
@@ -48,7 +48,6 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         hashes=_hashes(runs, several),
         signs=COUNTED,
         findings=findings(comparison),
-        percent=percent,
         p_value=p_value,
         grid=_grid,
         highest_stable=highest_stable,

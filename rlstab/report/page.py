@@ -30,7 +30,7 @@ from rlstab.report.curves import (
     line_styles,
     panels_of,
 )
-from rlstab.report.findings import findings, percent
+from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
 from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.statistics import Estimate, p_value
@@ -122,8 +122,9 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "by_setting": tables,
         "signs": COUNTED,
         "p_value": p_value,
-        "percent": percent,
-        "loses": [key for key, table in tables.items() if any(each.losses.lost for each in table.collapses.values())],
+        "loses": [
+            key for key, table in tables.items() if any(each.losses.rate.hits for each in table.collapses.values())
+        ],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,

@@ -109,7 +109,7 @@ def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
             losses.rate.value,
             losses.rate.low,
             losses.rate.high,
-            losses.judged,
+            losses.rate.count,
             verdict,
         ]
         for name in names:
@@ -142,7 +142,7 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
         end = f"-{number}" if len(comparison.tables) > 1 else ""
         drawings |= {f"curve{end}": partial(_curve, comparison, table)}
         drawings |= {f"differences{end}": partial(_differences, comparison, table)} if len(table.methods) > 1 else {}
-        if any(each.losses.lost for each in table.collapses.values()):
+        if any(each.losses.rate.hits for each in table.collapses.values()):
             drawings[f"survival{end}"] = partial(_survival, comparison, table)
     for number, sweep in enumerate(comparison.sweeps if comparison.outcomes else [], 1):
         drawings[f"sweep-{number}"] = partial(_sweep, comparison, sweep)

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
@@ -43,10 +42,6 @@ MIN_SEEDS = 3
 POWER = 0.8
 #: ... which fewer seeds than this do not determine: their own deviation is wrong by a factor of two and more.
 MIN_POWER_SEEDS = 8
-#: Normal samples that tell how large a difference has to be, to within 1 %, and their seed.
-DRAWS, SEED = 4_000, 0
-#: Halvings of the range in which that difference lies.
-HALVINGS = 12
 
 Verdict: TypeAlias = Literal["higher", "lower", "no visible difference", "identical", "too few seeds", "baseline"]
 Values: TypeAlias = Mapping[int, float]
@@ -67,6 +62,24 @@ class Estimate:
     low: float | None
     high: float | None
     how: str
+
+
+@dataclass(frozen=True)
+class Share(Estimate):
+    """``hits`` of ``count``."""
+
+    hits: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.hits:g} of {self.count}"
+
+    @property
+    def percent(self) -> str:
+        """Its interval."""
+        return (
+            "unknown" if self.low is None or self.high is None else f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
+        )
 
 
 NOT_MEASURED = Estimate(None, None, None, "not measured")
@@ -115,14 +128,9 @@ def mean_of(values: NDArray[np.float64], what: str = "differences") -> tuple[Est
     if error <= 1e-12 * max(1.0, abs(mean)):  # nothing is known of their deviation, and so only their sign counts
         return Estimate(mean, None, None, f"no interval: all {count} {what} are equal"), 2.0 ** (1 - count)
     half = student_bound(count, STUDENT_LEVEL) * error
-    return Estimate(mean, mean - half, mean + half, "Student's t"), float(_p_values(values[None])[0])
-
-
-def _p_values(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Two-sided p-values of a mean of zero, ``(n, seeds)`` to ``(n,)``: below 5 % where the interval leaves it out."""
-    count = samples.shape[-1]
-    t = samples.mean(-1) / samples.std(-1, ddof=1) * math.sqrt(count)
-    return np.asarray(np.minimum(1, 2 * special.stdtr(count - 1, -np.abs(t)) * (1 - CONFIDENCE) / STUDENT_LEVEL))
+    # scaled, so that it is below 5 % where the interval leaves out zero
+    p = float(2 * special.stdtr(count - 1, -abs(mean) / error)) * (1 - CONFIDENCE) / STUDENT_LEVEL
+    return Estimate(mean, mean - half, mean + half, "Student's t"), min(1.0, p)
 
 
 def student_bound(count: int, level: float = 1 - CONFIDENCE) -> float:
@@ -151,27 +159,18 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
 def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> tuple[float, float]:
     """The range in which the smallest difference lies that is shown in a share :data:`POWER` of repetitions.
 
-    It is that of normal differences, for every deviation that a chi-square interval at 95 % holds.
+    It is that of normal differences, for every deviation that a chi-square interval at 95 % holds. The sum of two
+    quantiles of Student's t is within 1 % of what the noncentral t gives for eight seeds.
 
     Args:
         differences: of the seeds, not all equal.
         comparisons: number judged together; the level is that of the strictest step of Holm's adjustment.
     """
     count, tail = len(differences), (1 - CONFIDENCE) / 2
-    effect = _shown(count, comparisons) * float(differences.std(ddof=1)) * math.sqrt(count - 1)
+    quantiles = student_bound(count, STUDENT_LEVEL / comparisons) + float(special.stdtrit(count - 1, POWER))
+    effect = quantiles * float(differences.std(ddof=1)) * math.sqrt((count - 1) / count)
     low, high = (effect / math.sqrt(float(special.chdtri(count - 1, share))) for share in (tail, 1 - tail))
     return low, high
-
-
-@cache
-def _shown(count: int, comparisons: int) -> float:
-    """That difference, in deviations, from normal samples."""
-    noise, low, high = np.random.default_rng(SEED).standard_normal((DRAWS, count)), 0.0, 16.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        enough = (_p_values(noise + middle) < (1 - CONFIDENCE) / comparisons).mean() >= POWER
-        low, high = (low, middle) if enough else (middle, high)
-    return high
 
 
 def student_t(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -213,14 +212,14 @@ def _won(differences: NDArray[np.float64]) -> Estimate:
     return share(float(wins.sum()), count) if count >= MIN_SEEDS else Estimate(wins.mean(), None, None, _few(count))
 
 
-def share(hits: float, count: int) -> Estimate:
+def share(hits: float, count: int) -> Share:
     """A share with its exact interval; a tie is half a hit."""
     if count == 0:
-        return NOT_MEASURED
+        return Share(None, None, None, NOT_MEASURED.how, 0, 0)
     tail = (1 - CONFIDENCE) / 2
     low = float(special.betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
     high = float(special.betainccinv(hits + 1, count - hits, tail)) if hits < count else 1.0
-    return Estimate(hits / count, low, high, "exact binomial")
+    return Share(hits / count, low, high, "exact binomial", hits, count)
 
 
 def unseen_rate(count: int) -> float:

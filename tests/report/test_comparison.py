@@ -271,17 +271,23 @@ SAID: list[tuple[list[RunRecord], list[str]]] = [
             "None of 22 runs was lost: two seeds cannot tell a rate of 0 from one of 78 %.",
             "better is higher by 0.105 [0.094, 0.116]",
             "worse is lower by 0.095 [0.084, 0.106]",  # by a positive amount, its interval turned with it
-            "alike shows no visible difference",
-            "same gave exactly the values of grpo",
-            "2 seeds are too few to tell few from grpo",
-            "late has no finished seed in common with grpo",
+            "no visible difference for alike",
+            "exactly the values of the baseline for same",
+            "too few seeds for few",
+            "no seed in common with the baseline for late",
         ],
     ),
     (
         [*FOUR, *runs({"grpo": [0.2, 0.21, 0.19], "better": [0.30, 0.31]}, setting="e")],  # only what differs
-        ["5 comparisons with the baseline in 5 settings: no visible difference in 4; too few"],
+        ["5 comparisons with the baseline in 5 settings: no visible difference for alike at a, alike at b"],
     ),
-    (runs(CLOSE), ["no visible difference; before the correction", "almost is higher by 0.050 [0.01"]),
+    (
+        runs(CLOSE),
+        [
+            "no visible difference for almost, other0, other1, other2 and other3; before the correction",
+            "almost is higher by 0.050 [0.01",
+        ],
+    ),
     (
         [
             *runs({"grpo": [0.2, 0.2, 0.2]}),
@@ -290,7 +296,7 @@ SAID: list[tuple[list[RunRecord], list[str]]] = [
         ],
         [
             "fell lost 1 of 1 runs, grpo 0 of 3: p = 1",
-            "fell and other have no surviving seed",
+            "no seed in common with the baseline for fell and other",
             "1 of 1 run of other failed",
         ],
     ),
@@ -326,9 +332,9 @@ def test_two_benches_are_not_mixed(tmp_path: Path) -> None:
 
 def test_what_no_seed_can_tell_is_not_called_alike(compared: Comparison) -> None:
     text = " ".join(findings(compared))
-    assert "Held-out entropy is higher for 20_entropy (by " in text
+    assert "Held-out entropy compared with grpo over 4 seeds: 20_entropy is higher by " in text
     text = " ".join(findings(compare(alone([run for run in compared.loaded.runs if run.seed == 0]))))
-    assert "one seed is too few to tell 20_entropy, s2t and stare from grpo" in text
+    assert "Held-out reward compared with grpo over 1 seed: too few seeds for 20_entropy, s2t and stare" in text
 
 
 def test_numbers_are_written_as_one_would() -> None:

@@ -155,6 +155,8 @@ def test_every_interval_of_a_page_holds_what_it_says(seeds: int) -> None:
     """Of 20,000 draws two standard errors are 0.3 points. Three seeds are printed in the docs, and promise nothing."""
     shares = {name: held(name, seeds, 20_000)[0] for name in DISTRIBUTIONS}
     print(f"{seeds} seeds: {shares}")
-    assert {name: each for name, each in shares.items() if not 0.93 <= each <= 0.97} == {} or seeds == 3
+    # near 1, sixteen prompts give a few values of t, between which no level lies
+    highest = {name: 0.975 if name.endswith("near 1") else 0.97 for name in shares}
+    assert {name: each for name, each in shares.items() if not 0.93 <= each <= highest[name]} == {} or seeds == 3
     assert min(held_rate(rate, seeds, 20_000) for rate in RATES) >= 0.948
     assert seeds < 8 or 0.93 <= held_power(seeds, 4000) <= 0.97
