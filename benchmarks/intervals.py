@@ -36,7 +36,7 @@ def _whole(differences: Callable[[np.random.Generator, tuple[int, int]], Floats]
 
 
 def _lost(rate: float, best: bool = False) -> Draw:
-    """A gain of 0.1 with a deviation of 0.03, and 0.7 less for a lost run; runs are lost by chance, or the best ones."""
+    """A gain of 0.1 with a deviation of 0.03, and 0.7 less for lost runs, which chance picks, or mostly the best."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Floats, NDArray[np.bool_]]:
         noise = rng.standard_normal(shape)

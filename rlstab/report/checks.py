@@ -12,7 +12,7 @@ import numpy as np
 
 from rlstab.bins import EMPTY
 from rlstab.report.collapse import REWARD, collapsed, nan_share
-from rlstab.report.formatting import listed
+from rlstab.report.formatting import few, listed, natural
 from rlstab.report.load import settings_between
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import as_step
@@ -68,7 +68,8 @@ def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     alike = [names for names in same.values() if not settings_between([first[name] for name in names], method=True)]
     for names in alike:
         if len(names) > 1:
-            yield f"{listed(names)} have the same settings under {len(names)} names: their seeds do not count together."
+            which = few(sorted(names, key=natural))
+            yield f"{which} have the same settings under {len(names)} names: their seeds do not count together."
     for names in _groups(list(methods), str.lower).values():
         if len(names) > 1 and not any({*names} <= {*some} for some in alike):
             yield f"{listed(names)} differ only in case, and have other settings."

@@ -17,7 +17,7 @@ from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.console import counted
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.checks import checked, repeated
-from rlstab.report.collapse import Losses, collapsed, losses_of
+from rlstab.report.collapse import Losses, collapsed, losses_of, nan_share
 from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
@@ -119,7 +119,7 @@ class Cell:
     """One method in one outcome.
 
     Attributes:
-        values: by seed, finished runs that were not lost.
+        values: by seed, finished runs that were not lost, or all where none survived.
         summary: mean over these seeds.
         every: values of all finished runs, lost ones too.
         paired: against the baseline; None for the baseline itself, and without a baseline.
@@ -275,7 +275,7 @@ def _table(
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     ended = {method: [run for run in some if run.status == "finished"] for method, some in by_method.items()}
-    judged = {method: [run for run in some if not collapsed(run)] for method, some in ended.items()}
+    judged = {method: _judged(some) for method, some in ended.items()}
     finished = [run for some in judged.values() for run in some]
     budget = budget_of(finished, by)
     if budget is not None:
@@ -389,6 +389,11 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
             f"them. A run may fail because of its method, so read both together."
         )
     return notes
+
+
+def _judged(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that were not lost; if none is left, all with a reward to the end: they are no mixture."""
+    return [run for run in runs if not collapsed(run)] or [run for run in runs if not nan_share(run)]
 
 
 def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:

@@ -10,7 +10,7 @@ from rlstab.console import capital, counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, decimals, in_letters, listed, paragraphs, places, size
+from rlstab.report.formatting import axis, decimals, few, in_letters, listed, paragraphs, places, size
 from rlstab.report.statistics import CONFIDENCE, Paired, p_value, unseen_rate
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words
@@ -19,8 +19,6 @@ from rlstab.report.tables import in_words
 _FEW_TABLES = 3
 #: For up to this many methods without a visible difference, a sentence says what their seeds could show.
 _FEW_POWERS = 3
-#: Up to this many names are listed.
-_FEW_NAMES = 6
 #: What is said of methods without a clear difference, by verdict; empty for those without a pair.
 _TEXTS = {
     "no visible difference": "no visible difference for",
@@ -39,21 +37,21 @@ def findings(comparison: Comparison) -> list[str]:
     sunk = all_below_start(comparison.loaded.runs)
     main, *others = comparison.outcomes
     compared = [table for table in comparison.tables if _paired(table, main)]
-    few = len(comparison.tables) <= _FEW_TABLES
+    is_short = len(comparison.tables) <= _FEW_TABLES
     if not compared:
         what = "that takes finished runs of the baseline and of another method."
         first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
-    elif few:
+    elif is_short:
         first = [f"{_lost(table, comparison)} {_told(table, main, comparison)}" for table in compared]
     else:
         pairs = {
             f"{name} at {table.setting}": pair for table in compared for name, pair in _paired(table, main).items()
         }
         head = f"{main.title}, {len(pairs)} comparisons with the baseline in {len(compared)} settings"
-        first = [f"{capital(head)}: {_differences(pairs, main)}."]
+        first = [f"{_collapses(comparison)} {capital(head)}: {_differences(pairs, main)}."]
     first += dict.fromkeys(part for table in comparison.tables for part in paragraphs(table.about))
     largest = [outcome for outcome in others if outcome.name.startswith("eval/pass@")][-1:]
-    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)] if few else []:
+    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)] if is_short else []:
         first += [_told(table, outcome, comparison) for table in compared if _paired(table, outcome)]
     sweeps = [
         f"The highest {sweep.key} at which training is stable: "
@@ -63,7 +61,7 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     # the first sentence says what the first picture shows
     first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
-    return [*sunk, *first, *([] if few and len(compared) == len(comparison.tables) else [_collapses(comparison)])]
+    return [*sunk, *first, *([_collapses(comparison)] if len(compared) < len(comparison.tables) and is_short else [])]
 
 
 def _where(table: Table, comparison: Comparison) -> str:
@@ -129,7 +127,9 @@ def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         for name, each in table.collapses.items()
         if each.failed
     ]
+    dead = [name for name, each in table.collapses.items() if 0 < each.losses.rate.hits == each.losses.rate.count]
     parts = [_differences(paired, outcome), *([f"{listed(failed)} failed and take no part"] if failed else [])]
+    parts += [f"no run of {listed(dead)} survived, so lost ones count"] if dead else []
     return f"{_where(table, comparison)}{capital(head)}: {'; '.join(parts)}."
 
 
@@ -144,17 +144,12 @@ def _differences(pairs: Mapping[str, Paired], outcome: Outcome) -> str:
         groups[pair.verdict if pair.seeds else ""].append(name)
     sizes = {name: _size(name, pair, outcome) for name, pair in pairs.items()}
     parts = [listed(sizes[name] for name in clear)] if (clear := [*groups["higher"], *groups["lower"]]) else []
-    parts += [f"{text} {_few(names)}" for verdict, text in _TEXTS.items() if (names := groups[verdict])]
+    parts += [f"{text} {few(names)}" for verdict, text in _TEXTS.items() if (names := groups[verdict])]
     alike = groups["no visible difference"]
     if nearly := [sizes[name] for name in alike if pairs[name].remark]:
         parts.append(f"before the correction for several comparisons, {listed(nearly)}")
     words = {name: in_words(pairs[name], outcome) for name in alike[:_FEW_POWERS]}
     return "; ".join([*parts, *(f"for {name}, {text}" for name, text in words.items() if text)])
-
-
-def _few(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _FEW_NAMES} more"] if len(names) > _FEW_NAMES else []
-    return listed([*names[:_FEW_NAMES], *more])
 
 
 def _size(name: str, pair: Paired, outcome: Outcome) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from rlstab.report.output import resource
+
+#: Up to this many names are listed.
+SHOWN = 6
 
 #: Shown in place of a missing number, and before a negative one.
 NOTHING, MINUS = "\u2013", "\u2212"
@@ -79,6 +82,11 @@ def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *most, last = list(names)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and the number of others."""
+    return listed([*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])])
 
 
 def paragraphs(text: str) -> list[str]:

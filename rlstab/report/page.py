@@ -77,7 +77,7 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         "data": Markup(packed(safe_json(plain(data(comparison))))),
         "source": source,
     }
-    functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
+    functions = {"axis": axis, "own_title": own_title, "setting": _short, "decimals": decimals}
     functions["highest_stable"] = highest_stable
     return rendered(resource("page.html"), functions, contents(comparison, command) | shown)
 
@@ -324,6 +324,11 @@ def _losses(table: Table, name: str) -> dict[str, list[Any]]:
     return {"seeds": lost, "steps": table.collapses[name].losses.survival}
 
 
+def _short(value: float) -> str:
+    """A swept value with three digits."""
+    return setting(float(f"{value:.3g}"))
+
+
 def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -> dict[str, Any]:
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     methods: dict[str, Any] = {}
@@ -343,7 +348,7 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
     return {
         "key": sweep.key,
         "values": sweep.values,
-        "labels": list(map(setting, sweep.values)),
+        "labels": list(map(_short, sweep.values)),
         "log": sweep.is_logarithmic,
         "span": sweep.values[-1] - sweep.values[0],
         "methods": methods,

@@ -70,10 +70,20 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
                 estimate=paired.difference if paired else None,
                 verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
                 cost=table.costs[method],
-                remark="; ".join(filter(None, [_remark(cell, outcome), *_differing(table, method, outcome)])),
+                remark="; ".join(
+                    filter(
+                        None, [_remark(cell, outcome), *_lost(table, method, cell), *_differing(table, method, outcome)]
+                    )
+                ),
             )
         )
     return rows
+
+
+def _lost(table: Table, method: str, cell: Cell) -> list[str]:
+    """That the values of a method are those of lost runs."""
+    rate = table.collapses[method].losses.rate
+    return ["of lost runs, since none survived"] if cell.values and 0 < rate.hits == rate.count else []
 
 
 def _differing(table: Table, method: str, outcome: Outcome) -> list[str]:

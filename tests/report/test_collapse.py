@@ -14,6 +14,7 @@ from rlstab.report.collapse import Fate, fate_of, losses_of
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
+from rlstab.report.markdown import markdown
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord
 from tests.report.conftest import place_run, record, rewards, write_run
@@ -66,17 +67,23 @@ def of(*groups: list[RunRecord]) -> Comparison:
 
 #: Lost seeds by method, and the first sentence.
 SENTENCES: list[tuple[dict[str, Sequence[int]], str]] = [
-    ({"dapo": (2, 5, 6)}, "dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %."),
+    (
+        {"dapo": (2, 5, 6)},
+        "dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %.",
+    ),
     ({"dapo": ()}, "None of 16 runs was lost: eight seeds cannot tell a rate of 0 from one of 31 %."),
     ({"dapo": range(7)}, "dapo lost 7 of 8 runs, grpo 0 of 8: p = .016, beyond chance for dapo."),
     ({"grpo": range(7), "dapo": ()}, "dapo lost 0 of 8 runs, grpo 7 of 8: p = .016, beyond chance for dapo."),
-    ({"grpo": (0,), "dapo": (0, 1)}, "dapo lost 2 of 8 runs, grpo 1 of 8: p = 1, the rates may be 3 to 65 % of dapo and 0 to 53 % of grpo."),
+    (
+        {"grpo": (0,), "dapo": (0, 1)},
+        "dapo lost 2 of 8 runs, grpo 1 of 8: p = 1, the rates may be 3 to 65 % of dapo and 0 to 53 % of grpo.",
+    ),
     (
         {"dapo": (2, 5, 6), "s2t": (1,), "stare": ()},
-        "dapo lost 3 of 8 runs and s2t lost 1 of 8 runs, grpo 0 of 8: p = .75 and p = 1, eight seeds cannot tell a rate "
-        "of 0 from one of 31 %.",
+        "dapo lost 3 of 8 runs and s2t lost 1 of 8 runs, grpo 0 of 8: p = .75 and p = 1, eight seeds cannot tell a "
+        "rate of 0 from one of 31 %.",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("lost", "sentence"), SENTENCES)
@@ -92,6 +99,15 @@ def test_rewards_are_those_of_the_survivors_and_say_so() -> None:
     assert cell.paired.seeds == (0, 1, 3, 4, 7)
     assert "Training reward, whole run, of the survivors" in findings(comparison)[0]
     assert "survivors" not in findings(of(eight(method="grpo"), eight()))[0]
+
+
+def test_a_method_that_loses_all_its_runs_is_compared_by_them() -> None:
+    comparison = of(eight(method="grpo"), eight(*range(8)))
+    assert comparison.tables[0].cells["dapo", "reward/area"].paired.verdict == "lower"
+    assert "no run of dapo survived, so lost ones count" in findings(comparison)[0]
+    assert "lower (of lost runs, since none survived)" in markdown(comparison)
+    nan = [run(rewards(seed, False)[:30] + [NAN] * 30, seed=seed, method="dapo") for seed in range(8)]
+    assert of(eight(method="grpo"), nan).tables[0].cells["dapo", "reward/area"].values == {}
 
 
 def test_the_time_to_a_loss_is_that_of_kaplan_and_meier() -> None:
