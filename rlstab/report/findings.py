@@ -79,14 +79,14 @@ def _lost(table: Table, comparison: Comparison) -> str:
     unseen = f"{unseen} {100 * unseen_rate(seeds):.0f} %"
     lost = {name: loss for name, loss in compared.items() if loss.rate.hits or base.hits}
     if not lost:
-        return f"{where}None of {sum(loss.rate.count for loss in losses.values())} runs was lost: {unseen}."
+        rate = f"a rate of up to {100 * unseen_rate(seeds):.0f} % can go unseen in {in_letters(seeds)} seeds"
+        return f"{where}{_none([table])} {capital(rate)}."
     told = listed(f"{name} lost {loss.rate} runs" for name, loss in lost.items())
     p = listed(p_value(loss.p or 0.0) for loss in lost.values())
     clear = [name for name, loss in lost.items() if (loss.p or 0.0) < 1 - CONFIDENCE]
     if base.hits and not clear:
-        unseen = "the rates may be " + listed(
-            f"{losses[name].rate.percent} of {name}" for name in [*lost, table.baseline]
-        )
+        rates = {name: losses[name] for name in [*lost, table.baseline or ""]}
+        unseen = f"the rates may be {listed(f'{loss.rate.percent} of {name}' for name, loss in rates.items())}"
     end = f"beyond chance for {listed(clear)}" if clear else unseen
     return f"{where}{told}, {table.baseline} {base}: {p}, {end}."
 
@@ -169,5 +169,19 @@ def _collapses(comparison: Comparison) -> str:
             judged[name] += collapse.losses.rate.count
             every += collapse.runs
     told = [f"{count} of {counted(judged[name], 'run')} of {name}" for name, count in lost.items() if count]
-    first = f"Lost: {listed(told)}" if told else f"None of {counted(judged.total(), 'run')} was lost"
-    return first + (f"; {every - judged.total()} cannot be judged." if every > judged.total() else ".")
+    if not told:
+        return _none(comparison.tables)
+    return f"Lost: {listed(told)}" + (
+        f"; {every - judged.total()} cannot be judged." if every > judged.total() else "."
+    )
+
+
+def _none(tables: Sequence[Table]) -> str:
+    """That no run was lost, of how many."""
+    counts = [(each.losses.rate.count, each.runs) for table in tables for each in table.collapses.values()]
+    judged, every = map(sum, zip(*counts, strict=True))
+    if not judged:
+        return "Whether a run was lost cannot be told: none is finished and long enough to judge."
+    if judged < every:
+        return f"None of {counted(judged, 'run')} that can be judged was lost; {every - judged} cannot be."
+    return f"None of the {every} runs collapsed." if every > 1 else "The run did not collapse."

@@ -318,7 +318,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _losses(table: Table, name: str) -> dict[str, list[Any]]:
+def _losses(table: Table, name: str) -> dict[str, Any]:
     """The seeds of a method that were lost, and the share of its runs that was not, with the ends of its interval."""
     lost = [run.seed for run in table.runs[name] if collapsed(run)]
     return {"seeds": lost, "steps": table.collapses[name].losses.survival}

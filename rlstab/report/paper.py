@@ -77,14 +77,12 @@ def write_paper(comparison: Comparison, folder: Path, command: str, width: str) 
 
 def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Every run, every number with its interval, and the table of the main outcome."""
-    names = [outcome.name for outcome in comparison.outcomes]
+    names, every = [outcome.name for outcome in comparison.outcomes], list[list[Any]]()
+    for run in comparison.loaded.runs:
+        facts = [run.bench, run.setting, run.method, run.seed, run.status, fate_of(run).lost, fate_of(run).rollout]
+        every.append([*facts, *(outcome_of(run, name) for name in names)])
     heads = ["bench", "setting", "method", "seed", "status", "lost", "last rollout, or that of the loss", *names]
-    rows = (
-        [run.bench, run.setting, run.method, run.seed, run.status, fate_of(run).lost, fate_of(run).rollout]
-        + [outcome_of(run, name) for name in names]
-        for run in comparison.loaded.runs
-    )
-    yield "runs.csv", _csv(heads, rows)
+    yield "runs.csv", _csv(heads, every)
     heads = ["bench", "setting", "method", "outcome", "number", "value", "low", "high", "seeds", "verdict"]
     yield "numbers.csv", _csv(heads, (row for table in comparison.tables for row in _rows(table, names)))
     if comparison.outcomes:
@@ -178,7 +176,8 @@ def _curve(comparison: Comparison, table: Table, axes: Axes) -> None:
                 lost = {"ls": ":", "lw": 0.9} if collapsed(run) else {"lw": 0.5, "alpha": 0.6}
                 axes.plot(seed.rollouts, seed.values[0], **{**line, "label": None, **lost})
         mean = seeds_of([run for run in table.runs[method] if not collapsed(run)], metric)
-        axes.plot(*([[], []] if mean is None else [mean.rollouts, mean.means]), **line)
+        x, y = ([], []) if mean is None else (mean.rollouts.tolist(), mean.means.tolist())
+        axes.plot(x, y, **line)
     axes.set(xlabel="rollout", ylabel=axis(metric).title)
 
 
@@ -189,7 +188,9 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
     for index, (method, pair) in enumerate(shown.items()):
         colour, mean = _line(comparison, method)["color"], pair.difference
         axes.plot(pair.differences, [index] * len(pair.seeds), ".", color=colour, ms=3, alpha=0.6)
-        axes.plot([mean.low, mean.value, mean.high], [index] * 3, "o-", color=colour, ms=4, markevery=[1])
+        axes.plot(
+            np.array([mean.low, mean.value, mean.high], float), [index] * 3, "o-", color=colour, ms=4, markevery=[1]
+        )
     axes.axvline(0, color="0.5", lw=0.6, zorder=0)
     axes.set_yticks(range(len(shown)), list(shown))
     axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -199,9 +200,9 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
 def _survival(comparison: Comparison, table: Table, axes: Axes) -> None:
     for method in table.methods:
         line, columns = _line(comparison, method), table.collapses[method].losses.survival
-        times, shares, *ends = (np.array(column, float) for column in columns)
+        times, shares, low, high = (np.array(column, float) for column in columns)
         axes.step(times, shares, where="post", **line)
-        axes.fill_between(times, *ends, step="post", color=line["color"], alpha=0.15, lw=0)
+        axes.fill_between(times, low, high, step="post", color=line["color"], alpha=0.15, lw=0)
     axes.set(xlabel="rollout", ylabel="share of runs not yet lost", ylim=(0, 1.04))
 
 

@@ -114,8 +114,14 @@ def summary(values: Values) -> Estimate:
     return mean_of(np.array(list(values.values()), dtype=np.float64), "values")[0] if values else NOT_MEASURED
 
 
-def mean_of(values: NDArray[np.float64], what: str = "differences") -> tuple[Estimate, float | None]:
-    """The mean with its interval, and the two-sided p-value of a mean of zero; None without a test."""
+def mean_of(
+    values: NDArray[np.float64], what: str = "differences", *, constant: bool = False
+) -> tuple[Estimate, float | None]:
+    """The mean with its interval, and the two-sided p-value of a mean of zero; None without a test.
+
+    Equal differences have no deviation. If both methods are ``constant``, p is that of exchanging values between them;
+    else it is that of the signs.
+    """
     count = len(values)
     if count == 0:
         return Estimate(None, None, None, "no seed in both"), None
@@ -125,8 +131,10 @@ def mean_of(values: NDArray[np.float64], what: str = "differences") -> tuple[Est
         return Estimate(mean, None, None, _few(count)), None
     if not math.isfinite(error):
         return Estimate(mean, None, None, f"no interval for the {count} {what}: they are too large for one"), None
-    if error <= 1e-12 * max(1.0, abs(mean)):  # nothing is known of their deviation, and so only their sign counts
-        return Estimate(mean, None, None, f"no interval: all {count} {what} are equal"), 2.0 ** (1 - count)
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        return Estimate(mean, None, None, f"no interval: all {count} {what} are equal"), 2 / math.comb(
+            2 * count, count
+        ) if constant else 2.0 ** (1 - count)
     half = student_bound(count, STUDENT_LEVEL) * error
     # scaled, so that it is below 5 % where the interval leaves out zero
     p = float(2 * special.stdtr(count - 1, -abs(mean) / error)) * (1 - CONFIDENCE) / STUDENT_LEVEL
@@ -144,7 +152,10 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
     differences = {
         name: np.array([methods[name][seed] - baseline[seed] for seed in common]) for name, common in seeds.items()
     }
-    means = {name: mean_of(values) for name, values in differences.items()}
+    means = {
+        name: mean_of(values, constant=len({baseline[seed] for seed in seeds[name]}) == 1)
+        for name, values in differences.items()
+    }
     together = holm({name: p for name, (_, p) in means.items() if p is not None and differences[name].any()})
     paired = {}
     for name, (mean, _) in means.items():
@@ -195,7 +206,7 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
         return "too few seeds", difference.how
     side: Verdict = "higher" if difference.value > 0 else "lower"
     if difference.low is None or difference.high is None:
-        same = f"by the same in each of {len(differences)} seeds: no interval, and a sign test gives {p_value(p)}"
+        same = f"by the same in each of {len(differences)} seeds: no interval, and an exact test gives {p_value(p)}"
         return side if p < 1 - CONFIDENCE else "too few seeds", f"{side} {same}"
     if p < 1 - CONFIDENCE:
         return side, ""

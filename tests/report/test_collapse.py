@@ -71,7 +71,7 @@ SENTENCES: list[tuple[dict[str, Sequence[int]], str]] = [
         {"dapo": (2, 5, 6)},
         "dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %.",
     ),
-    ({"dapo": ()}, "None of 16 runs was lost: eight seeds cannot tell a rate of 0 from one of 31 %."),
+    ({"dapo": ()}, "None of the 16 runs collapsed. A rate of up to 31 % can go unseen in eight seeds."),
     ({"dapo": range(7)}, "dapo lost 7 of 8 runs, grpo 0 of 8: p = .016, beyond chance for dapo."),
     ({"grpo": range(7), "dapo": ()}, "dapo lost 0 of 8 runs, grpo 7 of 8: p = .016, beyond chance for dapo."),
     (

@@ -84,19 +84,24 @@ def test_verdicts() -> None:
     assert paired({0: 1.0}, baseline).verdict == "too few seeds"  # one equal seed says as little as one other
 
 
-def test_equal_differences_are_a_sign_test_that_others_correct() -> None:
-    zero = dict.fromkeys(range(10), 0.0)
+def test_equal_differences_are_an_exact_test_that_others_correct() -> None:
+    zero, rising = dict.fromkeys(range(10), 0.0), {seed: float(seed) for seed in range(10)}
 
     def constant(seeds: int) -> dict[int, float]:
         return dict.fromkeys(range(seeds), 0.5)
 
+    def shifted(seeds: int) -> dict[int, float]:
+        return {seed: seed + 0.5 for seed in range(seeds)}
+
     three = paired(constant(3), zero)
     assert three.verdict == "too few seeds"
-    assert three.remark == "higher by the same in each of 3 seeds: no interval, and a sign test gives p = .25"
+    assert three.remark == "higher by the same in each of 3 seeds: no interval, and an exact test gives p = .1"
     assert three.difference.how == "no interval: all 3 differences are equal"
-    assert (paired(constant(6), zero).verdict, paired(constant(5), zero).verdict) == ("higher", "too few seeds")
+    # two of 252 ways to deal ten values give these; of signs, two of 32 are equal
+    assert (paired(constant(5), zero).verdict, paired(shifted(5), rising).verdict) == ("higher", "too few seeds")
+    assert paired(shifted(6), rising).verdict == "higher"
     others = {f"noise_{k}": {seed: float((seed + k) % 2) - 0.45 for seed in range(6)} for k in range(5)}
-    assert against_baseline({"m": constant(6), **others}, zero)["m"].verdict == "too few seeds"
+    assert against_baseline({"m": constant(4), **others}, zero)["m"].verdict == "too few seeds"
     assert against_baseline({"m": constant(10), **others}, zero)["m"].verdict == "higher"
 
 
