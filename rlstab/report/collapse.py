@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from rlstab import signs
-from rlstab.bins import EMPTY, WIDTH, binned
+from rlstab.bins import EMPTY, WIDTH
 from rlstab.config.settings import CollapseRule
 from rlstab.report.runs import RunRecord, curve
 from rlstab.report.statistics import Share, exact_p, holm, share
@@ -77,12 +77,13 @@ def nan_share(run: RunRecord) -> float:
 
 
 def _rewards(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The rollouts with a reward, and whether it is not finite, which a results file leaves out."""
+    """The rollouts with a reward, and whether it is not finite: results files and logs of others leave those out."""
     rollouts, values = run.metrics.get(REWARD, EMPTY)
-    if run.bin_width == 1 or not len(rollouts):
+    left_out = any(REWARD in remark and "NaN" in remark for remark in run.remarks)
+    if not run.metrics or not (left_out or (run.bin_width > 1 and len(rollouts))):
         return rollouts, ~np.isfinite(values)
-    every = np.unique(np.concatenate([ends for ends, _ in run.metrics.values()]))
-    return every, ~np.isin(every, binned(run, REWARD)[0])
+    every = np.unique(np.concatenate([steps for steps, _ in run.metrics.values()]))
+    return every, ~np.isin(every, rollouts[np.isfinite(values)])
 
 
 def _nan_from(run: RunRecord) -> int | None:

@@ -25,7 +25,7 @@ GOOD = rewards(0, lost=False)
 
 def run(values: Sequence[float], **fields: Any) -> RunRecord:
     """A run whose entropy goes on to the end, as that of one whose rewards are NaN does."""
-    return record({"reward/mean": values, "tokens/entropy": [0.3] * len(values)}, **fields)
+    return record({"reward/mean": values, "tokens/entropy": [0.3] * (len(values) + fields.pop("more", 0))}, **fields)
 
 
 #: Rewards, fields of the run, and its fate.
@@ -37,6 +37,9 @@ FATES: list[tuple[Sequence[float], dict[str, Any], Fate]] = [
     ([NAN if rollout % 3 else 0.5 for rollout in range(60)], {}, Fate(True, 10)),  # two thirds
     (GOOD[:50] + [NAN] * 2 + GOOD[52:], {}, Fate(False, 60)),  # two rewards of sixty
     (GOOD[:40] + [float("inf")] * 20, {}, Fate(True, 50)),
+    # readers of other trainers' logs leave NaN out, and say so
+    (GOOD[:40], {"more": 20, "remarks": ("left out values that are NaN: reward/mean in 20 lines",)}, Fate(True, 50)),
+    (GOOD[:40], {"more": 20}, Fate(False, 60)),
     (GOOD, {"status": "failed", "error": "NonFinite: three steps refused"}, Fate(True, 60)),
     (GOOD, {"status": "failed", "error": "OutOfMemoryError"}, Fate(None, 60)),
     (GOOD, {"status": "unfinished"}, Fate(None, 60)),
