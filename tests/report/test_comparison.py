@@ -268,7 +268,7 @@ SAID: list[tuple[list[RunRecord], list[str]]] = [
     (
         [*runs(DIFFERENT), *runs({"late": [0.2, 0.3]}, status="unfinished")],
         [
-            "None of 22 runs that can be judged was lost; 2 cannot be. A rate of up to 78 % can go unseen in two seeds.",
+            "None of 22 runs that can be judged was lost; 2 cannot be. A rate of up to 78 % can go unseen in",
             "better is higher by 0.105 [0.094, 0.116]",
             "worse is lower by 0.095 [0.084, 0.106]",  # by a positive amount, its interval turned with it
             "no visible difference for alike",
