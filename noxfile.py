@@ -142,6 +142,14 @@ def extras(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
+def tex(session: nox.Session) -> None:
+    """The LaTeX table of `rlstab report --paper` compiles, by the system's texlive-latex-recommended."""
+    session.run("pdflatex", "--version", external=True, silent=True)
+    session.install("-c", "constraints.txt", "torch==2.13.0", "hypothesis>=6.120", "-e", ".[testing,report,paper]")
+    session.run("python", "-m", "pytest", "tests/report/test_paper.py", "-m", "slow or not slow", env=env_of("tex"))
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
 def signs(session: nox.Session) -> None:
     """The tables of docs/how-to/diagnose.md: rlstab, rldoctor, rlprobe and rlwatch on each other's broken runs.
 

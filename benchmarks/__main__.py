@@ -30,6 +30,7 @@ NAMES = {
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
     "instabilities": "the pictures of docs/concepts/instabilities.md",
+    "intervals": "how often the intervals of a report hold the truth, and the tables of docs/how-to/compare.md",
     "split": "how much gradients move when a step is cut into micro-batches",
     "published": "the numbers of published code in tests/conformance/data, again",
     "foreign": "the exports of other trainers in tests/replay/data, by their own writers",

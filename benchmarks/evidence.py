@@ -19,6 +19,7 @@ from benchmarks.protocol import ROOT
 from benchmarks.troubleshooting import page
 from rlstab.look import remedies
 from rlstab.look.remedies import EVIDENCE, Figure
+from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import chosen_outcomes, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.runs import setting_of
@@ -42,7 +43,7 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
         values: dict[str, dict[int, float]] = {}
         for run in runs:
             value = outcome_of(run, outcome.name)
-            if value is not None:
+            if value is not None and not collapsed(run):
                 values.setdefault(run.method, {})[run.seed] = value
         others = {name: by_seed for name, by_seed in values.items() if name != baseline}
         for method, paired in against_baseline(others, values[baseline]).items():

@@ -159,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", help="folder of report.html and report.md (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
+    report.add_argument("--paper", metavar="DIR", help="write CSV, a LaTeX table, and figures as SVG and PDF")
+    report.add_argument("--width", choices=("column", "page"), default="column", help="of these figures (column)")
     told = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
     report.add_argument("--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=told)
     told = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"

@@ -15,6 +15,7 @@ from rlstab.errors import ConfigError, MissingPackage
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "plotly", "jinja2", "safetensors"),
+    "paper": ("matplotlib",),
     "tasks": ("reasoning_gym", "math_verify"),
     "lora": ("peft",),
     "datasets": ("datasets",),

@@ -62,7 +62,11 @@ def imported(room: str) -> set[str]:
 def test_a_room_imports_what_its_installation_has() -> None:
     extras = {"train": "train", "bench": "train", "report": "report"}
     for room in ("train", "bench", "report", "explain", "config", "tasks", "record", "look", "cli"):
-        there = BASE | OF.get(extras.get(room, ""), set()) | (OF["slurm"] if room == "bench" else set())
+        there = (
+            BASE
+            | OF.get(extras.get(room, ""), set())
+            | OF.get({"bench": "slurm", "report": "paper"}.get(room, ""), set())
+        )
         assert imported(room) <= there | set().union(*(COMES_WITH.get(name, set()) for name in there)), room
 
 

@@ -35,7 +35,7 @@ from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
-from rlstab.config.settings import OTHER_MODELS, Count, Settings
+from rlstab.config.settings import OTHER_MODELS, CollapseRule, Count, Settings
 from rlstab.config.user_code import located
 from rlstab.config.validation import mistakes_of, require_kind, validate
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
@@ -81,6 +81,9 @@ class BenchFile(Settings):
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="runs to make of the stack; null makes both kinds"
+    )
+    collapse: CollapseRule | None = Field(
+        None, description="when the report calls a run lost, such as {below: 0.5, of: peak}; null is its own definition"
     )
     slurm: dict[str, JsonValue] = Field(
         {}, description="settings of slurm jobs, as in submitit: time in minutes, partition, gpus_per_node, ..."

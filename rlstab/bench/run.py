@@ -241,6 +241,7 @@ def _describe(bench: Bench) -> None:
     if not bench.again:
         (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
     about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
+    about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
     write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
 
 

@@ -102,6 +102,14 @@ class Settings(BaseModel):
 Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1), _or_alone(str)]
 
 
+class CollapseRule(Settings):
+    """When a bench calls a run lost: where a metric ends below a share of a reference."""
+
+    metric: str = Field("reward/mean", description="what falls; a metric of the runs, above 0")
+    below: float = Field(description="a run is lost where the last tenth ends below this share ...")
+    of: Literal["peak", "start", "value"] = Field("peak", description="... of its peak or start, or below this value")
+
+
 # -- model -------------------------------------------------------------------------------------------------------------
 
 

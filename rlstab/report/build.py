@@ -8,13 +8,16 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 
 from rlstab.console import Terminal, counted
+from rlstab.extras import require
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
+from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.output import refuse_foreign, write_text
@@ -30,6 +33,8 @@ def make_report(
     out: str | Path | None = None,
     export: str | Path | None = None,
     markdown_file: str | Path | None = None,
+    paper: str | Path | None = None,
+    width: Literal["column", "page"] = "column",
     methods: Mapping[str, str] | None = None,
     metrics: Sequence[str] = (),
     baseline: str | None = None,
@@ -44,6 +49,8 @@ def make_report(
             inside the folder of the runs, next to a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
+        paper: folder for tables and figures of a paper; see :func:`rlstab.report.paper.write_paper`.
+        width: of these figures.
         methods: by the name of a method, a pattern of the folders of its runs; see
             :func:`rlstab.report.load.load_runs`.
         metrics: outcomes to compare; all known ones if empty.
@@ -70,11 +77,17 @@ def make_report(
         command = shlex.join(["rlstab", "report", *map(str, paths), *options, option, str(target)])
         return {"command": command, "source": _require_ours(sources, files, option)}
 
-    if out is None and export is None and markdown_file is None:
+    if out is None and export is None and markdown_file is None and paper is None:
         out = _beside(paths, methods.values())
     written = []
     if export is not None:
         written.append(export_results(loaded, export))
+    if paper is not None:
+        require("paper", "rlstab report --paper")
+        from rlstab.report.paper import write_paper  # only here is matplotlib needed
+
+        again = shlex.join(["rlstab", "report", *map(str, paths), *options, "--paper", str(paper), "--width", width])
+        written += write_paper(comparison, Path(paper), again, width)
     if markdown_file is not None:
         file = Path(markdown_file)
         text = markdown(comparison, title="Results", **named("--markdown", file, file))
@@ -127,8 +140,9 @@ def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> N
     # paths, names and errors are data: brackets in them are not markup
     for item in comparison.loaded.left_out:
         console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
-    for note in comparison.notes:
+    for note in [*comparison.checks, *comparison.notes]:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    console.print(escape(findings(comparison)[0]), highlight=False, soft_wrap=True)
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
     told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))

@@ -16,7 +16,8 @@ from rlstab import signs
 from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.console import counted
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import collapsed
+from rlstab.report.checks import checked, repeated
+from rlstab.report.collapse import Losses, collapsed, losses_of, nan_share
 from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
@@ -118,14 +119,16 @@ class Cell:
     """One method in one outcome.
 
     Attributes:
-        values: by seed, finished runs only.
-        summary: interquartile mean over the seeds.
+        values: by seed, finished runs that were not lost, or all where none survived.
+        summary: mean over these seeds.
+        every: values of all finished runs, lost ones too.
         paired: against the baseline; None for the baseline itself, and without a baseline.
     """
 
     values: dict[int, float]
     summary: Estimate
     paired: Paired | None
+    every: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -135,16 +138,14 @@ class Collapse:
     Attributes:
         runs: all of them.
         failed: how many of them failed.
-        collapsed: how many lost their reward, or failed because of NaN or Inf.
-        unjudged: how many did not collapse, but are too short or incomplete to say.
+        losses: how many were lost.
         fired: by detector, the number of runs in which it fired.
         judged: by detector, the number of runs that it could judge.
     """
 
     runs: int
     failed: int
-    collapsed: int
-    unjudged: int
+    losses: Losses
     fired: Counter[str]
     judged: Counter[str]
 
@@ -163,7 +164,9 @@ class Table:
         collapses: by method.
         costs: by method, what a rollout costs, in words.
         budget: the cost at which the methods are compared, in words; empty if at the end of the runs.
-        differs: by method, the settings besides objective and stages in which it differs from the baseline, in words.
+        differs: by method and path, the settings besides objective and stages in which it differs from the baseline, in
+            words.
+        checks: what is wrong with its runs, in sentences.
         notes: what is missing in this table, and why; what differs in it in addition to the methods.
     """
 
@@ -176,7 +179,8 @@ class Table:
     collapses: dict[str, Collapse]
     costs: dict[str, str]
     budget: str
-    differs: dict[str, str]
+    differs: dict[str, dict[str, str]]
+    checks: list[str]
     notes: list[str]
 
     @property
@@ -216,6 +220,12 @@ class Comparison:
     notes: list[str]
     by: str = "rollouts"
 
+    @property
+    def checks(self) -> list[str]:
+        """What is wrong with the runs, in sentences; each begins with its setting where there are several."""
+        several = len(self.tables) > 1
+        return [f"{table.title}: " * several + text for table in self.tables for text in table.checks]
+
 
 def compare(
     loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = (), by: str = "rollouts"
@@ -246,12 +256,17 @@ def compare(
         groups,
         key=lambda group: (group[0], swept.get(group, 0.0), loaded.order.get(group, len(groups)), natural(group[1])),
     )
-    tables = [_table(groups[group], baseline, outcomes, by) for group in order]
-    notes = [*loaded.notes, *(note for table in tables for note in table.notes)]
+    twice = repeated(loaded.runs)
+    tables = [_table(groups[group], baseline, outcomes, by, twice.pop(group, {})) for group in order]
+    lost = [text for some in twice.values() for text in some.values()]
+    notes = [*loaded.notes, *lost, *(note for table in tables for note in table.notes)]
     return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes, by)
 
 
-def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome], by: str) -> Table:
+def _table(
+    runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome], by: str, twice: Mapping[int, str]
+) -> Table:
+    runs, checks = checked(runs)
     baseline = _baseline(runs, asked)
     methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, natural(name)))
     by_method = {method: [run for run in runs if run.method == method] for method in methods}
@@ -259,11 +274,13 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     where = _title(bench, setting)
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
-    finished = [run for run in runs if run.status == "finished"]
-    judged, budget = by_method, budget_of(finished, by)
+    ended = {method: [run for run in some if run.status == "finished"] for method, some in by_method.items()}
+    judged = {method: _judged(some) for method, some in ended.items()}
+    finished = [run for some in judged.values() for run in some]
+    budget = budget_of(finished, by)
     if budget is not None:
         cut = {run: up_to(run, by, budget) for run in finished}
-        judged = {method: [part for run in some if (part := cut.get(run))] for method, some in by_method.items()}
+        judged = {method: [part for run in some if (part := cut.get(run))] for method, some in judged.items()}
         if lost := ", ".join(f"{run.method} seed {run.seed}" for run, part in cut.items() if part is None):
             why = f"their {UNITS[by]} are not recorded, or ten rollouts take more than all have"
             notes.append(f"{where}: left out of the comparison by {by}: {lost}: {why}.")
@@ -274,7 +291,8 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         others = {method: own for method, own in values.items() if method != baseline}
         paired = against_baseline(others, values[baseline]) if baseline is not None else {}
         for method in methods:
-            cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method))
+            every = tuple(_values(ended[method], outcome.name).values())
+            cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method), every)
         lacking = tuple(run for run in finished if run.seed not in values[run.method])
         if lacking:
             missing[lacking].append(outcome.name)
@@ -282,8 +300,8 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         which = ", ".join(f"{run.method} seed {run.seed}" for run in lacking)
         which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
         notes.append(f"{where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing in {which}.")
-    seeds = {method: {run.seed for run in by_method[method] if run.status == "finished"} for method in methods}
-    unpaired = {method: sorted(own ^ seeds[baseline]) for method, own in seeds.items()} if baseline is not None else {}
+    seeds = {method: {run.seed for run in some} for method, some in ended.items()}
+    unpaired = {method: sorted((own ^ seeds[baseline]) - twice.keys()) for method, own in seeds.items() if baseline}
     if any(unpaired.values()):
         which = ", ".join(f"{method} {', '.join(map(str, own))}" for method, own in unpaired.items() if own)
         notes.append(
@@ -291,27 +309,44 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         )
     differs = _differs(by_method, baseline)
     notes += [
-        f"{where}: {method} differs from {baseline} in more than its method: {what}. The difference is that of both."
+        f"{where}: {method} differs from {baseline} in more than its method: {', '.join(what.values())}. "
+        "The difference is that of both."
         for method, what in differs.items()
     ]
     notes += [f"{where}: {text}" for run in finished if not run.sparse for text in _resting(run, outcomes)]
-    collapses = {method: _collapse(some) for method, some in by_method.items()}
+    losses = losses_of(by_method, baseline)
+    collapses = {method: _collapse(some, losses[method]) for method, some in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
-    return Table(bench, setting, baseline, methods, by_method, cells, collapses, costs, equal, differs, notes)
+    return Table(
+        bench,
+        setting,
+        baseline,
+        methods,
+        by_method,
+        cells,
+        collapses,
+        costs,
+        equal,
+        differs,
+        [*checks, *twice.values()],
+        notes,
+    )
 
 
-def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
-    """By method, ``optimisation.lr 0.001 (grpo 0.0001)``: the settings in which it differs from the baseline."""
-    differs: dict[str, str] = {}
+def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, dict[str, str]]:
+    """By method and path, ``optimisation.lr 0.001 (grpo 0.0001)``: where its settings differ from the baseline's."""
+    differs: dict[str, dict[str, str]] = {}
     if baseline is None:
         return differs
     for method, some in runs.items():
         pair = [next((run for run in many if run.config), None) for many in (some, runs[baseline])]
         if method != baseline and pair[0] is not None and pair[1] is not None:
             between = settings_between([pair[0], pair[1]])
-            told = [f"{path} {shown(mine)} ({baseline} {shown(other)})" for path, (mine, other) in between.items()]
-            differs |= {method: ", ".join(told)} if told else {}
+            words = {
+                path: f"{path} {shown(value)} ({baseline} {shown(other)})" for path, (value, other) in between.items()
+            }
+            differs |= {method: words} if words else {}
     return differs
 
 
@@ -356,18 +391,22 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
     return notes
 
 
+def _judged(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that were not lost; if none is left, all with a reward to the end: they are no mixture."""
+    return [run for run in runs if not collapsed(run)] or [run for run in runs if not nan_share(run)]
+
+
 def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
     values = {run.seed: outcome_of(run, name) for run in runs}
     return {seed: value for seed, value in sorted(values.items()) if value is not None}
 
 
-def _collapse(runs: Sequence[RunRecord]) -> Collapse:
+def _collapse(runs: Sequence[RunRecord], losses: Losses) -> Collapse:
     found = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
-        collapsed=sum(map(collapsed, runs)),
-        unjudged=sum(not collapsed(run) and signs.reward_fall.detect(run).fired is None for run in runs),
+        losses=losses,
         fired=Counter(name for name, sign in found if sign.fired),
         judged=Counter(name for name, sign in found if sign.fired is not None),
     )

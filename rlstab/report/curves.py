@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import WIDTH, Curve, binned
+from rlstab.bins import WIDTH
 from rlstab.report.comparison import AREA, DERIVED, Comparison
 from rlstab.report.formatting import METRICS, in_order
-from rlstab.report.runs import RunRecord
+from rlstab.report.runs import RunRecord, curve
 
 #: Most numbers in all curves together, about 7 bytes each in the page.
 BUDGET = 320_000
@@ -89,7 +89,7 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     Sampled metrics are means over bins of rollouts; neighbouring bins are joined until at most ``points`` are left.
     Evaluations stay as they are.
     """
-    curves = {run.seed: curve for run in runs if len((curve := _curve(run, metric))[0])}
+    curves = {run.seed: one for run in runs if len((one := curve(run, metric))[0])}
     if not curves:
         return None
     rollouts = np.unique(np.concatenate([ends for ends, _ in curves.values()]))
@@ -110,13 +110,6 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
         values = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
         rollouts = rollouts[np.minimum(starts + join, len(rollouts)) - 1]
     return Seeds(rollouts, values, tuple(curves))
-
-
-def _curve(run: RunRecord, metric: str) -> Curve:
-    if not metric.startswith("eval/"):
-        return binned(run, metric)
-    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
-    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
 
 
 # -- which figures -----------------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlstab.console import capital, counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, decimals, listed, paragraphs, places, size
-from rlstab.report.statistics import Paired, Verdict
+from rlstab.report.formatting import axis, decimals, few, in_letters, listed, paragraphs, places, size
+from rlstab.report.statistics import CONFIDENCE, Paired, p_value, unseen_rate
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words
 
@@ -19,27 +19,40 @@ from rlstab.report.tables import in_words
 _FEW_TABLES = 3
 #: For up to this many methods without a visible difference, a sentence says what their seeds could show.
 _FEW_POWERS = 3
+#: What is said of methods without a clear difference, by verdict; empty for those without a pair.
+_TEXTS = {
+    "no visible difference": "no visible difference for",
+    "identical": "exactly the values of the baseline for",
+    "too few seeds": "too few seeds for",
+    "": "no seed in common with the baseline for",
+}
 #: Outcomes that a policy may have paid for the main one, by name.
 _BESIDE = ("eval/entropy", "tokens/entropy")
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Paragraphs, the first about the main outcome, or about the sweep if there is nothing else."""
+    """Paragraphs, the first about the runs that were lost and the main outcome, or about the sweep."""
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
     sunk = all_below_start(comparison.loaded.runs)
     main, *others = comparison.outcomes
     compared = [table for table in comparison.tables if _paired(table, main)]
+    is_short = len(comparison.tables) <= _FEW_TABLES
     if not compared:
         what = "that takes finished runs of the baseline and of another method."
         first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
-    elif len(compared) > _FEW_TABLES:
-        first = [_many(compared, main)]
+    elif is_short:
+        first = [f"{_lost(table, comparison)} {_told(table, main, comparison)}" for table in compared]
     else:
-        first = [_main(table, main, comparison) for table in compared]
+        pairs = {
+            f"{name} at {table.setting}": pair for table in compared for name, pair in _paired(table, main).items()
+        }
+        head = f"{main.title}, {len(pairs)} comparisons with the baseline in {len(compared)} settings"
+        first = [f"{_collapses(comparison)} {capital(head)}: {_differences(pairs, main)}."]
     first += dict.fromkeys(part for table in comparison.tables for part in paragraphs(table.about))
-    if len(compared) <= _FEW_TABLES:
-        first += _beside(compared, others)
+    largest = [outcome for outcome in others if outcome.name.startswith("eval/pass@")][-1:]
+    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)] if is_short else []:
+        first += [_told(table, outcome, comparison) for table in compared if _paired(table, outcome)]
     sweeps = [
         f"The highest {sweep.key} at which training is stable: "
         + listed(f"{highest_stable(sweep, method)} for {method}" for method in sweep.highest)
@@ -48,20 +61,40 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     # the first sentence says what the first picture shows
     first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
-    return [*sunk, *first, _collapses(comparison)]
+    return [*sunk, *first, *([_collapses(comparison)] if len(compared) < len(comparison.tables) and is_short else [])]
+
+
+def _where(table: Table, comparison: Comparison) -> str:
+    return f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
+
+
+def _lost(table: Table, comparison: Comparison) -> str:
+    """How many runs each method lost, what the exact test of its pairs says, and what so few seeds cannot."""
+    losses, where = {name: table.collapses[name].losses for name in table.methods}, _where(table, comparison)
+    compared = {name: loss for name, loss in losses.items() if loss.p is not None and loss.pairs}
+    if not compared:
+        return f"{where}No seed can be judged for two methods, so nothing is known of the runs that they lose."
+    seeds, base = min(loss.pairs for loss in compared.values()), losses[table.baseline or ""].rate
+    unseen = f"{in_letters(seeds)} seed{'s' * (seeds != 1)} cannot tell a rate of 0 from one of"
+    unseen = f"{unseen} {100 * unseen_rate(seeds):.0f} %"
+    lost = {name: loss for name, loss in compared.items() if loss.rate.hits or base.hits}
+    if not lost:
+        rate = f"a rate of up to {100 * unseen_rate(seeds):.0f} % can go unseen in {in_letters(seeds)} seeds"
+        return f"{where}{_none([table])} {capital(rate)}."
+    told = listed(f"{name} lost {loss.rate} runs" for name, loss in lost.items())
+    p = listed(p_value(loss.p or 0.0) for loss in lost.values())
+    clear = [name for name, loss in lost.items() if (loss.p or 0.0) < 1 - CONFIDENCE]
+    if base.hits and not clear:
+        rates = {name: losses[name] for name in [*lost, table.baseline or ""]}
+        unseen = f"the rates may be {listed(f'{loss.rate.percent} of {name}' for name, loss in rates.items())}"
+    end = f"beyond chance for {listed(clear)}" if clear else unseen
+    return f"{where}{told}, {table.baseline} {base}: {p}, {end}."
 
 
 def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
     """The methods of a table that are compared with its baseline."""
     cells = {name: table.cells[name, outcome.name].paired for name in table.methods}
     return {name: paired for name, paired in cells.items() if paired is not None}
-
-
-def _by_verdict(paired: dict[str, Paired]) -> dict[Verdict, list[str]]:
-    groups: dict[Verdict, list[str]] = defaultdict(list)
-    for name, pair in paired.items():
-        groups[pair.verdict].append(name)
-    return groups
 
 
 def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
@@ -83,118 +116,72 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
     return courses if len(courses) <= _FEW_TABLES else []
 
 
-def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
-    paired = _paired(table, outcome)
-    verdicts = _by_verdict(paired)
-    alike, few = verdicts.get("no visible difference", []), verdicts.get("too few seeds", [])
-    none = [name for name, pair in paired.items() if not pair.seeds]
-    few = [name for name in few if name not in none]
-    parts = []
-    if clear := [*verdicts.get("higher", ()), *verdicts.get("lower", ())]:
-        parts.append(listed(f"{name} is {paired[name].verdict} by {_size(paired[name], outcome)}" for name in clear))
-    if alike:
-        parts += [f"{listed(alike)} show{'s' * (len(alike) == 1)} no visible difference", *_nearly(paired, outcome)]
-        parts.append("; ".join(f"for {name}, {in_words(paired[name], outcome)}" for name in alike[:_FEW_POWERS]))
-    if same := verdicts.get("identical"):
-        parts.append(f"{listed(same)} gave exactly the values of {table.baseline}")
-    if few:
-        seeds = _range([len(paired[name].seeds) for name in few])
-        start = "one seed is too few" if seeds == "1" else f"{seeds} seeds are too few"
-        parts.append(f"{start} to tell {listed(few)} from {table.baseline}")
-    if none:
-        verb = "has" if len(none) == 1 else "have"
-        parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
-    where = f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
-    head = where + (outcome.title if where else capital(outcome.title))
-    if clear or alike:
-        seeds = _range([len(pair.seeds) for pair in paired.values() if pair.seeds])
-        head += f" compared with {table.baseline} over {seeds} seed{'s' * (seeds != '1')}"
-    counts = {name: (table.collapses[name].failed, table.collapses[name].runs) for name in table.methods}
-    lost = [f"{failed} of {counted(runs, 'run')} of {name}" for name, (failed, runs) in counts.items() if failed]
-    if lost:
-        parts.append(f"{listed(lost)} failed and take no part")
-    return f"{head}: {'; '.join(parts)}."
+def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
+    """What is seen of one outcome in one setting."""
+    paired, some_lost = _paired(table, outcome), any(each.losses.rate.hits for each in table.collapses.values())
+    seeds = [len(pair.seeds) for pair in paired.values() if pair.seeds] or [0]
+    head = outcome.title + ("," * ("," in outcome.title) + " of the survivors" if some_lost else "")
+    head += f" compared with {table.baseline} over {_range(seeds)} seed{'s' * (set(seeds) != {1})}"
+    failed = [
+        f"{each.failed} of {counted(each.runs, 'run')} of {name}"
+        for name, each in table.collapses.items()
+        if each.failed
+    ]
+    dead = [name for name, each in table.collapses.items() if 0 < each.losses.rate.hits == each.losses.rate.count]
+    parts = [_differences(paired, outcome), *([f"{listed(failed)} failed and take no part"] if failed else [])]
+    parts += [f"no run of {listed(dead)} survived, so lost ones count"] if dead else []
+    return f"{_where(table, comparison)}{capital(head)}: {'; '.join(parts)}."
 
 
 def _range(counts: Sequence[int]) -> str:
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _nearly(paired: dict[str, Paired], outcome: Outcome) -> list[str]:
-    """Differences that only a method's own interval shows: not a finding, but not to be hidden."""
-    told = [
-        f"{name} is {'higher' if pair.difference.value > 0 else 'lower'} by {_size(pair, outcome)}"
-        for name, pair in paired.items()
-        if pair.verdict == "no visible difference" and pair.remark and pair.difference.value is not None
-    ]
-    return [f"before the correction for several comparisons, {listed(told)}"] if told else []
+def _differences(pairs: Mapping[str, Paired], outcome: Outcome) -> str:
+    """The differences by verdict; what only a method's own interval shows is no finding, but not to be hidden."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, pair in pairs.items():
+        groups[pair.verdict if pair.seeds else ""].append(name)
+    sizes = {name: _size(name, pair, outcome) for name, pair in pairs.items()}
+    parts = [listed(sizes[name] for name in clear)] if (clear := [*groups["higher"], *groups["lower"]]) else []
+    parts += [f"{text} {few(names)}" for verdict, text in _TEXTS.items() if (names := groups[verdict])]
+    alike = groups["no visible difference"]
+    if nearly := [sizes[name] for name in alike if pairs[name].remark]:
+        parts.append(f"before the correction for several comparisons, {listed(nearly)}")
+    words = {name: in_words(pairs[name], outcome) for name in alike[:_FEW_POWERS]}
+    return "; ".join([*parts, *(f"for {name}, {text}" for name, text in words.items() if text)])
 
 
-def _size(pair: Paired, outcome: Outcome) -> str:
-    return size(pair.difference.value, pair.difference.low, pair.difference.high, outcome.unit)
-
-
-def _many(tables: Sequence[Table], outcome: Outcome) -> str:
-    pairs = [(name, pair, table) for table in tables for name, pair in _paired(table, outcome).items()]
-    clear = [
-        f"{name} is {pair.verdict} by {_size(pair, outcome)} at {table.setting}"
-        for name, pair, table in pairs
-        if pair.verdict in ("higher", "lower")
-    ]
-    told = [listed(clear)] if clear else []
-    texts: tuple[tuple[Verdict, str], ...] = (
-        ("no visible difference", "no visible difference"),
-        ("identical", "exactly the values of the baseline"),
-        ("too few seeds", "too few finished seeds to tell"),
-    )
-    for verdict, text in texts:
-        if count := sum(pair.verdict == verdict for _, pair, _ in pairs):
-            told.append(f"{text} in {'all' if count == len(pairs) else count}")
-    head = f"{capital(outcome.title)}, {len(pairs)} comparisons with the baseline in {len(tables)} settings"
-    return f"{head}: {'; '.join(told)}."
-
-
-def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> Iterator[str]:
-    largest = [outcome for outcome in others if outcome.name.startswith("eval/pass@")][-1:]
-    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)]:
-        for table in tables:
-            paired = {name: pair for name, pair in _paired(table, outcome).items() if pair.verdict != "too few seeds"}
-            if not paired:
-                continue
-            verdicts = _by_verdict(paired)
-            alike = verdicts.get("no visible difference")
-            parts = [
-                f"{verdict} for {listed(f'{name} (by {_size(paired[name], outcome)})' for name in names)}"
-                for verdict, names in verdicts.items()
-                if verdict in ("higher", "lower")
-            ]
-            if not parts and alike:
-                parts = [f"not visibly different for {listed(alike)}"]
-            elif not parts:
-                parts = [f"the same as that of {table.baseline} for {listed(paired)}"]
-            where = f" ({table.title})" if len(tables) > 1 else ""
-            yield f"{capital(outcome.title)}{where} is {'; '.join([*parts, *_nearly(paired, outcome)])}."
+def _size(name: str, pair: Paired, outcome: Outcome) -> str:
+    each = pair.difference
+    side = "higher" if (each.value or 0) > 0 else "lower"
+    return f"{name} is {side} by {size(each.value, each.low, each.high, outcome.unit)}"
 
 
 def _collapses(comparison: Comparison) -> str:
+    """The runs lost by each method in all settings of a bench together."""
     several = len({table.bench for table in comparison.tables}) > 1
-    runs, fell, failed, short = Counter[str](), Counter[str](), Counter[str](), 0
+    lost, judged, every = Counter[str](), Counter[str](), 0
     for table in comparison.tables:
         for method, collapse in table.collapses.items():
             name = f"{method} ({table.bench or 'no bench'})" if several else method
-            runs[name] += collapse.runs
-            short += collapse.unjudged
-            fell[name] += collapse.collapsed
-            failed[name] += collapse.failed  # a run that failed over NaN or Inf counts as collapsed as well
+            lost[name] += int(collapse.losses.rate.hits)
+            judged[name] += collapse.losses.rate.count
+            every += collapse.runs
+    told = [f"{count} of {counted(judged[name], 'run')} of {name}" for name, count in lost.items() if count]
+    if not told:
+        return _none(comparison.tables)
+    return f"Lost: {listed(told)}" + (
+        f"; {every - judged.total()} cannot be judged." if every > judged.total() else "."
+    )
 
-    def told(counts: Counter[str]) -> str:
-        return listed(f"{count} of {counted(runs[name], 'run')} of {name}" for name, count in counts.items() if count)
 
-    none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
-    if short == runs.total():
-        none = "Whether a run collapsed cannot be told: none of them is long enough to judge."
-    elif short:
-        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {short} cannot be."
-    first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
-    first += f" {short} of {runs.total()} runs cannot be judged." if short and fell.total() else ""
-    return f"{first} Failed: {told(failed)}." if failed.total() else first
+def _none(tables: Sequence[Table]) -> str:
+    """That no run was lost, of how many."""
+    counts = [(each.losses.rate.count, each.runs) for table in tables for each in table.collapses.values()]
+    judged, every = map(sum, zip(*counts, strict=True))
+    if not judged:
+        return "Whether a run was lost cannot be told: none is finished and long enough to judge."
+    if judged < every:
+        return f"None of {counted(judged, 'run')} that can be judged was lost; {every - judged} cannot be."
+    return f"None of the {every} runs collapsed." if every > 1 else "The run did not collapse."

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from rlstab.report.output import resource
+
+#: Up to this many names are listed.
+SHOWN = 6
 
 #: Shown in place of a missing number, and before a negative one.
 NOTHING, MINUS = "\u2013", "\u2212"
@@ -67,10 +70,23 @@ def natural(text: str) -> list[tuple[bool, int, str]]:
     return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
+def in_letters(count: int) -> str:
+    """A number as a sentence has it, in letters up to twelve."""
+    return _WORDS[count] if count < len(_WORDS) else str(count)
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
 def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *most, last = list(names)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and the number of others."""
+    return listed([*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])])
 
 
 def paragraphs(text: str) -> list[str]:

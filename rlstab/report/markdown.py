@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import jinja2
 
 from rlstab.report.comparison import Comparison, Table
+from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
 from rlstab.report.runs import RunRecord, setting_of
-from rlstab.report.statistics import MIN_SEEDS
+from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.signs import COUNTED
@@ -46,6 +47,8 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         several=several,
         hashes=_hashes(runs, several),
         signs=COUNTED,
+        findings=findings(comparison),
+        p_value=p_value,
         grid=_grid,
         highest_stable=highest_stable,
     )

@@ -59,7 +59,10 @@ def _with_folders(runs: list[RunRecord]) -> list[RunRecord]:
     if len(runs) == 1:
         return runs
     tails = tails_of([run.path for run in runs])
-    return [replace(run, setting=_joined(run.setting, tail)) for run, tail in zip(runs, tails, strict=True)]
+    return [
+        replace(run, setting=_joined(run.setting, tail), repeats=run.setting)
+        for run, tail in zip(runs, tails, strict=True)
+    ]
 
 
 def _root(path: str) -> str:

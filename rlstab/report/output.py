@@ -23,7 +23,7 @@ def resource(name: str) -> str:
     return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
-def write_text(path: Path, text: str, option: str) -> Path:
+def write_text(path: Path, content: str | bytes, option: str) -> Path:
     """Write a file, make its folder, and return its path; an error names the option for another path.
 
     Raises:
@@ -31,7 +31,7 @@ def write_text(path: Path, text: str, option: str) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise ReportError(f"{path}: cannot be written: {error.strerror}. Give another path by {option}.") from error
     return path

@@ -128,16 +128,19 @@
     for (const method of shown()) {
       const raw = curve(metric, method), series = raw && over(raw, method);
       if (!series) continue;
-      const name = plain(method.name), mean = summary(series.seeds, log);
+      // where runs end in two clusters, no run ends near their mean: the lost ones are drawn alone
+      const lost = new Set(data.lost[state.setting]?.[method.key]?.seeds), alive = series.names.map((_, i) => i).filter((i) => !lost.has(series.names[i]));
+      const single = state.seeds || lost.size > 0;
+      const name = plain(method.name), mean = summary(alive.length ? alive.map((i) => series.seeds[i]) : series.seeds, log);
       const line = { color: colour(method), width: method.baseline ? 2.4 : 2, dash: DASHES[method.dash] };
       const kept = series.x.map((_, i) => i).filter((i) => mean.mean[i] !== null);
       if (!kept.length) sparse = true;
-      if (kept.length && series.seeds.length > 1 && state.band !== "none" && !state.seeds) {
+      if (kept.length && series.seeds.length > 1 && state.band !== "none" && !single) {
         const back = [...kept].reverse();
         traces.push({ x: [...kept, ...back].map((i) => series.x[i]), y: [...kept.map((i) => mean.high[i]), ...back.map((i) => mean.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
       }
-      if (state.seeds && series.seeds.length > 1)
-        series.seeds.forEach((one, index) => traces.push({ x: series.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(series.names[index])}`, meta: { method: method.key, part: "seed" } }));
+      if (single && series.seeds.length > 1)
+        series.seeds.forEach((one, index) => traces.push({ x: series.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, lost.has(series.names[index]) ? 0.75 : 0.38), width: 1, dash: lost.has(series.names[index]) ? "dot" : "solid" }, hoverinfo: "skip", name: `${name} seed ${plain(series.names[index])}`, meta: { method: method.key, part: "seed" } }));
       if (!kept.length) continue;
       traces.push({ x: series.x, y: mean.mean, connectgaps: true, mode: series.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.marker] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
       said.push(`${method.name} ends at ${number(mean.mean[kept.at(-1)])}`);
@@ -186,15 +189,16 @@
       // methods side by side, so that their intervals do not cover each other
       const shift = index - (many.length - 1) / 2;
       const x = points.x.map((value) => (logs ? value * 1.012 ** shift : value + (shift * one.span) / 150));
-      const y = values.map(([value]) => value);
+      const y = values.map((seeds) => (seeds.length ? at(seeds, 0.5) : null));
       if (y.every((value) => value === null)) return;
       traces.push({
         x, y, mode: "lines+markers", line, name,
-        customdata: values.map(([, low, high], i) => [plain(one.labels[one.values.indexOf(points.x[i])]), low === null ? "no interval" : `[${number(low)}, ${number(high)}]`, plain(points.collapsed[i])]),
-        error_y: { type: "data", symmetric: false, array: values.map(([value, , high]) => (high === null ? 0 : high - value)), arrayminus: values.map(([value, low]) => (low === null ? 0 : value - low)), thickness: 1.2, width: 0, color: line.color },
+        customdata: points.x.map((value, i) => [plain(one.labels[one.values.indexOf(value)]), plain(points.collapsed[i])]),
         marker: { size: 7, symbol: points.stable.map((good) => (good ? SYMBOLS[method.marker] : `${SYMBOLS[method.marker]}-open`)), line: { width: 1.6, color: line.color } },
-        hovertemplate: "%{customdata[0]}: %{y:.3~g} %{customdata[1]}<br>collapsed %{customdata[2]}", meta: { method: method.key, part: "mean" },
+        hovertemplate: "%{customdata[0]}: %{y:.3~g}<br>lost %{customdata[1]}", meta: { method: method.key, part: "mean" },
       });
+      const each = values.flatMap((seeds, i) => seeds.map((value) => [x[i], value]));
+      traces.push({ x: each.map(([value]) => value), y: each.map(([, value]) => value), mode: "markers", marker: { size: 4, color: faded(line.color, 0.6) }, hoverinfo: "skip", meta: { method: method.key, part: "seed" } });
       const top = points.x.indexOf(points.highest);
       if (top >= 0 && y[top] !== null) traces.push({ x: [x[top]], y: [y[top]], mode: "markers", marker: { size: 18, symbol: "circle-open", color: line.color, line: { width: 2 } }, hoverinfo: "skip", meta: { method: method.key, part: "highest" } });
       said.push(`${method.name}: highest stable ${points.told}`);
@@ -203,7 +207,24 @@
     const why = traces.length || state.off.size ? undefined : "No run of the sweep has this outcome.";
     return { traces, why, layout: { ...layout({ type: logs ? "log" : "linear", title: { text: plain(one.key), standoff: 6 }, ...ticks }, { rangemode: "tozero", title: { text: plain(outcome), standoff: 8 } }), hovermode: "closest" }, said };
   }
-  const DRAW = { curve: curves, trajectory, sweep };
+  function survival() {
+    const traces = [], said = [];
+    for (const method of shown()) {
+      const [x, y, low, high] = data.lost[state.setting]?.[method.key]?.steps ?? [[]];
+      if (!x.length) continue;
+      const line = { color: colour(method), width: 2, dash: DASHES[method.dash], shape: "hv" }, name = plain(method.name), bare = { ...line, width: 0 };
+      // a point is drawn up to the next one, so the band is two steps of the same shape
+      if (low.some((one) => one !== null)) {
+        const within = (ends) => ends.map((one, i) => one ?? y[i]);
+        traces.push({ x, y: within(low), mode: "lines", line: bare, hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+        traces.push({ x, y: within(high), mode: "lines", line: bare, fill: "tonexty", fillcolor: faded(line.color, 0.13), hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+      }
+      traces.push({ x, y, mode: "lines", line, name, hovertemplate: "%{y:.2f}", meta: { method: method.key, part: "mean" } });
+      said.push(`${method.name}: ${number(y.at(-1))} not lost`);
+    }
+    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, unifiedhovertitle: { text: "rollout %{x}" } }, { range: [0, 1.04] }), said };
+  }
+  const DRAW = { curve: curves, trajectory, sweep, survival };
 
   function legend(panel, traces) {
     const drawn = new Set(traces.map((one) => one.meta.method));

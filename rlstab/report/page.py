@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
+from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -32,7 +33,7 @@ from rlstab.report.curves import (
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
 from rlstab.report.output import digest, packed, resource, safe_json
-from rlstab.report.statistics import Estimate
+from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
@@ -76,7 +77,7 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         "data": Markup(packed(safe_json(plain(data(comparison))))),
         "source": source,
     }
-    functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
+    functions = {"axis": axis, "own_title": own_title, "setting": _short, "decimals": decimals}
     functions["highest_stable"] = highest_stable
     return rendered(resource("page.html"), functions, contents(comparison, command) | shown)
 
@@ -98,6 +99,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     learning = [name for name in panels.learning if name != lead][:LEARNING]
     return {
         **vars(comparison),
+        "checks": comparison.checks,
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
         "findings": findings(comparison),
@@ -119,6 +121,10 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "signs": COUNTED,
+        "p_value": p_value,
+        "loses": [
+            key for key, table in tables.items() if any(each.losses.rate.hits for each in table.collapses.values())
+        ],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -247,7 +253,7 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
         "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
         "axis": scale.ticks() if differences else None,
-        "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method]) for row in rows],
+        "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method].losses) for row in rows],
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
     }
 
@@ -307,8 +313,20 @@ def data(comparison: Comparison) -> dict[str, Any]:
         },
         "metrics": {name: asdict(axis(name)) for name in used},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
+        "lost": {key: {keys[name]: _losses(table, name) for name in table.methods} for key, table in tables.items()},
         **curve_data(groups),
     }
+
+
+def _losses(table: Table, name: str) -> dict[str, Any]:
+    """The seeds of a method that were lost, and the share of its runs that was not, with the ends of its interval."""
+    lost = [run.seed for run in table.runs[name] if collapsed(run)]
+    return {"seeds": lost, "steps": table.collapses[name].losses.survival}
+
+
+def _short(value: float) -> str:
+    """A swept value with three digits."""
+    return setting(float(f"{value:.3g}"))
 
 
 def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -316,10 +334,9 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
     methods: dict[str, Any] = {}
     for name, highest in sweep.highest.items():
         points = [point for point in sweep.points if point.method == name]
-        outcomes: dict[str, list[list[float | None]]] = defaultdict(list)
+        outcomes: dict[str, list[list[float]]] = defaultdict(list)
         for point, outcome in itertools.product(points, comparison.outcomes):
-            summary = tables[sweep.bench, point.setting].cells[name, outcome.name].summary
-            outcomes[outcome.name].append([summary.value, summary.low, summary.high])
+            outcomes[outcome.name].append(sorted(tables[sweep.bench, point.setting].cells[name, outcome.name].every))
         methods[keys[name]] = {
             "x": [point.value for point in points],
             "stable": [point.stable for point in points],
@@ -328,13 +345,11 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
             "told": highest_stable(sweep, name),
             "outcomes": outcomes,
         }
-    low, high = sweep.values[0], sweep.values[-1]
     return {
         "key": sweep.key,
         "values": sweep.values,
-        "labels": list(map(setting, sweep.values)),
-        # a range of more than a factor of four is logarithmic: rates are tried by factors
-        "log": low > 0 and high / low >= 4,
-        "span": high - low,
+        "labels": list(map(_short, sweep.values)),
+        "log": sweep.is_logarithmic,
+        "span": sweep.values[-1] - sweep.values[0],
         "methods": methods,
     }

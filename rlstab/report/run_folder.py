@@ -18,7 +18,7 @@ from rlstab.errors import ReportError, reason
 from rlstab.logs.source import read_logs
 from rlstab.report.runs import LeftOut, RunRecord, Status, objective_names, running_total, setting_of
 from rlstab.run_files import ABOUT, CONFIG, METRICS, OUT
-from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, readable
+from rlstab.safe_read import MOST_NUMBER, as_float, as_step, gaps, read_bytes, read_mapping, read_object, readable
 
 #: A folder with any of these files is a run folder.
 FILES = (METRICS, CONFIG, ABOUT)
@@ -58,7 +58,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         run = _own(folder, config, remarks)
         if not run.metrics and not run.evaluations and status is None:
             return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
+    seed = as_step(place.get("seed", config.get("seed")))
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
     return record_of(
@@ -78,6 +78,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         baseline=_text(bench.get("baseline")),
         bench_command=_text(bench.get("command")),
         bench_about=_text(bench.get("about")) or "",
+        collapse=bench["collapse"] if isinstance(bench.get("collapse"), dict) else None,
         remarks=(*remarks, *run.remarks),
     )
 

@@ -37,6 +37,7 @@ class RunFacts:
         bench_command: makes the whole bench again.
         bench_about: what the bench asks and what to know about its figures, or empty.
         judged: signs by detector, judged on every rollout, of a run that a results file keeps in bins of ten.
+        collapse: what the bench calls a collapse, as in its file; None if it does not say.
     """
 
     bench: str | None
@@ -54,6 +55,7 @@ class RunFacts:
     bench_command: str | None = None
     bench_about: str = ""
     judged: Mapping[str, Sign] = field(default_factory=dict)
+    collapse: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,11 +65,13 @@ class RunRecord(RunFacts, Run):
     Attributes:
         sparse: whether its log, of another trainer, may lack lines for some rollouts.
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
+        repeats: the setting from which it was taken, since its seed ran there more than once; else empty.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
     sparse: bool = False
     by: str = "rollouts"
+    repeats: str = ""
     written: float = 0.0
 
     @property
@@ -151,6 +155,14 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, f"{place}{name}.")
     else:
         yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
+
+
+def curve(run: RunRecord, metric: str) -> Curve:
+    """A metric in bins of rollouts, or as evaluated."""
+    if not metric.startswith("eval/"):
+        return binned(run, metric)
+    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
+    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
 
 
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:

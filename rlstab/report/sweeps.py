@@ -75,6 +75,11 @@ class Sweep:
     highest: dict[str, float | None]
     unclear: dict[str, float]
 
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether its axis is: over more than a factor of four, since rates are tried by factors."""
+        return self.values[0] > 0 and self.values[-1] / self.values[0] >= 4
+
 
 def highest_stable(sweep: Sweep, method: str) -> str:
     """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
@@ -152,7 +157,7 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
 
 
 def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
-    fell, starts = [collapsed(run) for run in runs], [signs.below_start.detect(run).fired for run in runs]
+    fell, starts = [collapsed(run) for run in runs], [signs.COUNTED["below_start"].detect(run).fired for run in runs]
     unknown = sum(
         not down and (run.status != "finished" or below is None)
         for run, down, below in zip(runs, fell, starts, strict=True)

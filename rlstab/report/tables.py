@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rlstab.config.identity import is_measured
 from rlstab.console import counted
 from rlstab.report.comparison import Cell, Outcome, Table
 from rlstab.report.formatting import decimals, places
 from rlstab.report.runs import RunRecord
-from rlstab.report.statistics import MOST_SEEDS, Estimate, Paired
+from rlstab.report.statistics import Estimate, Paired
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TableRow:
     Attributes:
         method: its name.
         seeds: number of seeds with a value.
-        value: the interquartile mean.
+        value: the mean of the runs that were not lost.
         difference, wins: from the baseline; None for the baseline itself, and without a baseline.
         estimate: the same difference as numbers, likewise.
         verdict: in words.
@@ -69,10 +70,26 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
                 estimate=paired.difference if paired else None,
                 verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
                 cost=table.costs[method],
-                remark="; ".join(filter(None, [_remark(cell, outcome), table.differs.get(method, "")])),
+                remark="; ".join(
+                    filter(
+                        None, [_remark(cell, outcome), *_lost(table, method, cell), *_differing(table, method, outcome)]
+                    )
+                ),
             )
         )
     return rows
+
+
+def _lost(table: Table, method: str, cell: Cell) -> list[str]:
+    """That the values of a method are those of lost runs."""
+    rate = table.collapses[method].losses.rate
+    return ["of lost runs, since none survived"] if cell.values and 0 < rate.hits == rate.count else []
+
+
+def _differing(table: Table, method: str, outcome: Outcome) -> list[str]:
+    """The settings of a method that differ from the baseline's and can change an outcome."""
+    evaluated = outcome.name.startswith("eval/")
+    return [text for path, text in table.differs.get(method, {}).items() if evaluated or not is_measured(path)]
 
 
 def _remark(cell: Cell, outcome: Outcome) -> str:
@@ -86,12 +103,8 @@ def in_words(paired: Paired, outcome: Outcome) -> str:
     power, unit = paired.power, f" {outcome.unit}" if outcome.unit else ""
     if power is None or paired.difference.value is None:
         return ""
-    digits = places([power.difference])
-    seeds = f"more than {MOST_SEEDS} seeds" if power.seeds is None else counted(power.seeds, "seed")
-    return (
-        f"{len(paired.seeds)} seeds would show a difference of {decimals(power.difference, digits)}{unit} in 8 of 10 "
-        f"repetitions; one of the observed size would need {seeds}"
-    )
+    low, high = (decimals(end, places([power[0]])) for end in power)
+    return f"the difference that {len(paired.seeds)} seeds show in 8 of 10 repetitions is one of {low} to {high}{unit}"
 
 
 def _digits(estimates: Iterable[Estimate]) -> int:

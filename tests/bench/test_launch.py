@@ -236,3 +236,23 @@ def test_a_job_that_is_killed_is_queued_again_and_goes_on(tmp_path: Path) -> Non
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's executor of this machine
+def test_a_job_whose_rewards_become_nan_is_a_run_that_its_method_lost(tmp_path: Path) -> None:
+    """Its process ends well, and so does the bench; by submitit's executor of this machine."""
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install -e '.[slurm]'")
+    from rlstab.report.comparison import compare
+    from rlstab.report.findings import findings
+    from rlstab.report.load import load_runs
+
+    file = of_commands(tmp_path, seeds=3, workers=2, slurm={"cluster": "local", "timeout_min": 5})
+    text = TRAINER.replace("21)", "41)").replace('"max_steps": 20', '"max_steps": 40')
+    reward = "float('nan') if step > 25 and (float(lr), seed) == (0.002, '1') else 0.2"
+    (tmp_path / "train.py").write_text(text.replace('"reward": 0.2', f'"entropy": 0.3, "reward": {reward}'))
+    bench = load_bench(file)
+    assert run_bench(bench, launcher="slurm", console=console()) == 0
+    comparison = compare(load_runs(bench.out))
+    assert findings(comparison)[0].startswith("s2t lost 1 of 3 runs, grpo 0 of 3: p = 1, three seeds cannot tell")
+    assert comparison.checks == ["38 % of the rewards of s2t, seed 1, are NaN or Inf; these runs count as lost."]

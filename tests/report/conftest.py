@@ -129,7 +129,8 @@ def write_bench(
     for method, options in methods.items():
         for seed in range(seeds):
             folder = out / "runs" / setting / method / f"seed-{seed}"
-            write_run(folder, **{"objective": OBJECTIVES.get(method), "seed": seed, **options})
+            own = {key: value(seed) if callable(value) else value for key, value in options.items()}
+            write_run(folder, **{"objective": OBJECTIVES.get(method), "seed": seed, **own})
             place_run(folder, bench=name, setting=setting, method=method, seed=seed)
     return out
 
@@ -148,13 +149,19 @@ def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
     return RunRecord(**{**usual, "metrics": metrics, "largest": largest, **fields})
 
 
+def rewards(seed: int, lost: bool) -> list[float]:
+    """The rewards of a run that learns, or that loses them after half of its rollouts."""
+    good = curves(60, seed)["reward/mean"]
+    return [value * max(0.0, 1 - max(0, place - 30) / 10) for place, value in enumerate(good)] if lost else good
+
+
 def write_sweep(out: Path) -> Path:
     """Two methods at three learning rates; grpo collapses at the two higher ones, s2t at the highest."""
-    good = curves(60, 0)["reward/mean"]
-    dying = [value * max(0.0, 1 - max(0, place - 30) / 10) for place, value in enumerate(good)]
     for lr, dead in ((1e-4, ()), (2e-4, ("grpo",)), (4e-4, ("grpo", "s2t"))):
-        rewards = {method: dying if method in dead else good for method in ("grpo", "s2t")}
-        methods = {name: {"lr": lr, "changes": {"reward/mean": reward}} for name, reward in rewards.items()}
+        methods = {
+            name: {"lr": lr, "changes": lambda seed, lost=name in dead: {"reward/mean": rewards(seed, lost)}}
+            for name in ("grpo", "s2t")
+        }
         setting = f"lr_{lr:.0e}".replace("e-0", "e-")
         write_bench(out, name="stability", methods=methods, seeds=3, setting=setting)
     return out

@@ -141,7 +141,7 @@ def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparis
     pair = compared.tables[0].cells["20_entropy", "eval/entropy"].paired
     assert pair is not None
     difference = pair.difference
-    assert f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] higher" in read.text
+    assert f"higher 0 of 4 {difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]" in read.text
 
 
 def test_differences_to_the_base_are_marked_and_only_our_own_command_is_there_to_copy(text: str) -> None:
@@ -182,7 +182,7 @@ def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.Mo
     drawn = data(of(record({**curves(60, 0), "tokens/kept": kept.tolist()})))
     assert len(set(drawn["curves"]["s0"]["m0"]["tokens/kept"]["seeds"][0])) == 6
     values = np.random.default_rng(0).random(5003)
-    comparison = of(*(record({"reward/mean": values}, seed=seed) for seed in range(2)))
+    comparison = of(*(record({"reward/mean": values + seed}, seed=seed) for seed in range(2)))
     drawn = data(comparison)
     [grid] = drawn["grids"]
     assert 100 <= len(grid) <= 120

@@ -1,0 +1,95 @@
+"""What a reader has to know of the runs before a verdict: one sentence for each fault that a comparison cannot mend."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlstab.bins import EMPTY
+from rlstab.report.collapse import REWARD, collapsed, nan_share
+from rlstab.report.formatting import few, listed, natural
+from rlstab.report.names import settings_between
+from rlstab.report.runs import RunRecord
+from rlstab.safe_read import as_step
+
+Item = TypeVar("Item")
+
+#: A share of rewards that are NaN or Inf, above which a sentence names the run.
+NAN = 0.1
+#: Curves with as many different values are not equal by chance.
+DISTINCT = 5
+#: Where a run lies in its bench, or in a results file.
+_INSIDE = re.compile(r"[/\\]runs[/\\][^/\\]+[/\\][^/\\]+[/\\][^/\\]+$|:\d+$")
+
+
+def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """The runs of one setting that count, equal ones once, and what is wrong with them."""
+    sentences, methods, counting = list[str](), _groups(runs, attrgetter("method")), list[RunRecord]()
+    for method, several in methods.items():
+        for same in _groups(several, _content).values():
+            counting.append(same[0])
+            if len(same) > 1:
+                what = f"{'The' if len(same) == len(several) else 'Some'} seeds of {method} are one run: {_seeds(same)}"
+                sentences.append(f"{what} have the same curves, bit for bit, and count once. Was the seed ignored?")
+        for lost, some in _groups([run for run in several if nan_share(run) > NAN], collapsed).items():
+            effect = "these runs count as lost" if lost else "means leave them out"
+            share = f"{100 * np.mean(list(map(nan_share, some))):.0f} % of the rewards of {method}, {_seeds(some)},"
+            sentences.append(f"{share} are NaN or Inf; {effect}.")
+        told = {run: seed for run in several if (seed := as_step(run.config.get("seed"))) not in (None, run.seed)}
+        if told:
+            other = listed(map(str, sorted(set(told.values()))))
+            sentences.append(f"By config.yaml, {_seeds(list(told))} of {method} are {other}. Pairs are by bench.json.")
+    roots = {_INSIDE.sub("", run.path) for run in runs if run.bench}
+    if len(roots) > 1:
+        sentences.append(f"Runs of {len(roots)} benches of this name count together: {listed(sorted(roots))}.")
+    return counting, [*sentences, *_names(methods)]
+
+
+def repeated(runs: Sequence[RunRecord]) -> dict[tuple[str, str], dict[int, str]]:
+    """By bench and setting, the seeds that ran more than once, with different results, each in a sentence."""
+    sentences: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    twice = _groups([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
+    for run, *others in twice.values():
+        where = listed(each.setting for each in (run, *others))
+        what = f"Seed {run.seed} of {run.method} ran {len(others) + 1} times, with different results"
+        sentences[run.bench or "", run.repeats][run.seed] = f"{what} ({where}): none counts. Give one of these folders."
+    return sentences
+
+
+def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Sentences about names that may mean one method."""
+    first = {name: known[0] for name, runs in methods.items() if (known := [run for run in runs if run.config])}
+    same = _groups(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
+    alike = [names for names in same.values() if not settings_between([first[name] for name in names], method=True)]
+    for names in alike:
+        if len(names) > 1:
+            which = few(sorted(names, key=natural))
+            yield f"{which} have the same settings under {len(names)} names: their seeds do not count together."
+    for names in _groups(list(methods), str.lower).values():
+        if len(names) > 1 and not any({*names} <= {*some} for some in alike):
+            yield f"{listed(names)} differ only in case, and have other settings."
+
+
+def _groups(items: Sequence[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    groups: dict[Any, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _content(run: RunRecord) -> Hashable:
+    """What two runs share only if they are one: rewards, or all that was measured, unless it is nearly constant."""
+    rewards, every = run.metrics.get(REWARD, EMPTY)[1], [values for _, (_, values) in sorted(run.metrics.items())]
+    if np.isfinite(rewards).all() and len(np.unique(rewards)) >= DISTINCT:
+        return rewards.tobytes()
+    values = np.concatenate([EMPTY[1], *every])
+    return (str(run.evaluations), values.tobytes()) if len(np.unique(values)) >= DISTINCT else id(run)
+
+
+def _seeds(runs: Sequence[RunRecord]) -> str:
+    return f"seed{'s' * (len(runs) > 1)} {listed(str(run.seed) for run in runs)}"
