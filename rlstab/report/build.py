@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
-from rlstab.console import Terminal, counted
+from rlstab.console import Terminal, counted, say
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.load import load_runs
@@ -126,12 +125,12 @@ def _require_ours(paths: Sequence[str | Path], files: Sequence[Path], option: st
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:
     # paths, names and errors are data: brackets in them are not markup
     for item in comparison.loaded.left_out:
-        console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
+        say(console, f"left out: {item.path}: {item.why}", "yellow")
     for note in comparison.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}", "yellow")
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
     told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))
     console.print(", ".join(told), highlight=False)
     for path in written:
-        console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+        say(console, f"written: {path}", copied=True)
