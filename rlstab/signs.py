@@ -576,7 +576,7 @@ def _part(task: Metric, other: Metric, form: bool, taught: bool) -> int | None:
 
 @_detector(
     "drift from the reference",
-    f"more than {KL:g} nat per token between policy and reference, in three times ten steps in a row",
+    f"more than {KL:g} nat per token between policy and reference, over three consecutive windows of ten steps",
     "how far the policy is from its reference",
     "kl/value",
 )
@@ -650,7 +650,7 @@ def plateau(run: Run, metric: Metric) -> Sign:
 @_detector(
     "no gradient",
     f"the norm, or the spread of advantages, below {NO_GRADIENT} x that of the first ten steps, or a learning rate of "
-    f"0, in three times ten steps in a row, at a reward below {SOLVED}",
+    f"0, over three consecutive windows of ten steps, at a reward below {SOLVED}",
     "whether anything is trained",
     "gradient/norm",
     "advantage/std",
@@ -700,7 +700,7 @@ def length_without_gain(run: Run, metric: Metric) -> Sign:
 
 @_detector(
     "correction that shrinks each step",
-    f"a mean weight below {SHRUNK} in three times ten steps in a row",
+    f"a mean weight below {SHRUNK} over three consecutive windows of ten steps",
     "what the correction for the sampler leaves",
     "correction/weight",
 )
@@ -711,7 +711,8 @@ def shrunk_steps(run: Run, metric: Metric) -> Sign:
 
 @_detector(
     "repetition",
-    f"{REPEATED} more of the responses repeat themselves than in the first ten steps, three times ten steps in a row",
+    f"{REPEATED} more of the responses repeat themselves than in the first ten steps, over three consecutive windows "
+    "of ten steps",
     "whether responses repeat themselves",
     "response/repetition",
 )
