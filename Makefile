@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 # a line for each package, so that nobody waits in silence
 BRIEF := | awk '/^Collecting/ {print "  " $$2; fflush()} /^Installing collected/ {print "  unpacking them"; fflush()}'
 
-.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint mypy docs notebooks format clean
 
 # 180 rollouts of GRPO with two methods, a minute or two; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -65,9 +65,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+mypy: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails
 docs: $(VENV)/.installed-docs
-	@echo "Building the site: about a minute, without output unless something is wrong."
+	@echo "Building the site: a minute or two, without output unless something is wrong."
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "built: open $(CURDIR)/site/index.html"
 
