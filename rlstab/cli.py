@@ -93,13 +93,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
         options, others = self.parse_known_args(arguments, namespace)
         if others:
-            parser, names = options.parser, options.parser._option_string_actions
-            hint = (
-                did_you_mean(others[0].partition("=")[0], names)
-                if others[0][0] == "-"
-                else "Name it before the options."
-            )
-            parser.error(f"unknown: {others[0]}. {hint}")
+            name, known = others[0].partition("=")[0], options.parser._option_string_actions
+            hint = did_you_mean(name, known) if name.startswith("-") else "Name it before the options."
+            options.parser.error(f"unknown: {name}. {hint}")
         return options
 
 
@@ -136,9 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(train, "run file", "run")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
-    train.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="fail if a process is silent for so long (1800)"
-    )
+    train.add_argument("--timeout", type=float, metavar="SECONDS", help="longest silence of a process (1800)")
 
     init = command(_init, "write a run file to start from, with a comment on every setting")
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
@@ -390,21 +384,19 @@ def _report(options: argparse.Namespace) -> None:
 def _separated(options: argparse.Namespace, name: str) -> list[str]:
     """The values of an option, which commas separate, without the paths behind them.
 
-    Earlier releases separated values by blanks: a later word that is no path still counts as one, with a note.
+    Earlier commits separated values by blanks: a later word that is no path still counts as one, with a note. A YAML
+    file is an objective.
     """
-    words = [word for given in getattr(options, name) for word in given]
-    paths = [word for _, *later in getattr(options, name) for word in later if _is_path(word)]
-    options.paths = [*options.paths, *paths]
-    values = [word for word in words if word not in paths]
-    if len(values) > len(getattr(options, name)) and not options.as_json:  # who reads JSON may read both streams as one
+    values, given = list[str](), getattr(options, name)
+    for first, *words in given:
+        paths = [word for word in words if Path(word).exists() or ("/" in word and ":" not in word)]
+        paths = [path for path in paths if not path.endswith((".yaml", ".yml"))]
+        options.paths = [*options.paths, *paths]
+        values += [first, *(word for word in words if word not in paths)]
+    if len(values) > len(given) and not options.as_json:  # who reads JSON may read both streams as one
         form = f"--{name.replace('_', '-')} {','.join(values)}"
         print(f"note: write {form}; the next release takes what follows a blank as a path", file=sys.stderr)
     return [value for word in values for value in word.split(",") if value]
-
-
-def _is_path(word: str) -> bool:
-    """Whether a word after the value of an option is a path to look at; objectives are in YAML files."""
-    return Path(word).exists() and not word.endswith((".yaml", ".yml"))
 
 
 def _look(options: argparse.Namespace) -> int:

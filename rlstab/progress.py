@@ -21,6 +21,6 @@ class TimeLeft(TimeRemainingColumn):
 
     def render(self, task: Task) -> Text:
         """The cell of a task."""
-        if not task.speed or (task.elapsed or 0) < TIMED:
+        if task.finished or not task.speed or (task.elapsed or 0) < TIMED:
             return Text("")
         return Text("about ", style="progress.remaining") + super().render(task)

@@ -220,7 +220,8 @@ def looked(monkeypatch):
         ("--methods s2t folder", ["folder"], ["s2t"], [], False),
         ("--methods s2t,mask.yaml --methods a.py:B folder", ["folder"], ["s2t", "mask.yaml", "a.py:B"], [], False),
         (". --fail-on truncation,clipped --fail-on plateau", ["."], [], ["truncation", "clipped", "plateau"], False),
-        # the form of earlier releases
+        ("--fail-on plateau outputs/none", ["outputs/none"], [], ["plateau"], False),
+        # the form of earlier commits
         ("folder --fail-on truncation clipped", ["folder"], [], ["truncation", "clipped"], True),
         ("--methods s2t mask.yaml folder", ["folder"], ["s2t", "mask.yaml"], [], True),
         ("--json --methods s2t stare", [], ["s2t", "stare"], [], False),

@@ -69,7 +69,7 @@ SHOWN = {
 }
 #: Lines for the shell that are not run here, by how they begin, and what runs them.
 LINES_ELSEWHERE = {
-    "eval \"$(register-python-argcomplete": "tests/test_cli.py::test_a_shell_completes_commands_and_options",
+    'eval "$(register-python-argcomplete': "tests/test_cli.py::test_a_shell_completes_commands_and_options",
     "register-python-argcomplete": "tests/test_cli.py::test_a_shell_completes_commands_and_options",
     "pip install": "every session of noxfile.py, and tests/slow/test_release.py",
     "make train": "tests/slow/test_release.py::test_make_train_in_a_fresh_clone",
