@@ -197,6 +197,7 @@ def test_the_page_on_rewards_and_tasks_runs(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft with the newest transformers
 def test_a_trained_adapter_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)

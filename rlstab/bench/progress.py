@@ -76,7 +76,7 @@ class Screen(Progress):
         cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
         left = timedelta(seconds=round((time.monotonic() - self._start) * (self._to_make / self._done() - 1)))
         values = [f"{name} {value:.3f}" for name, value in _measured(last_records(run.folder)).items()]
-        return self.say(f"{count} {run.name}  {', '.join([*values, cost])}, about {left} left")
+        return self.say(f"{count} {run.name}  {', '.join([*values, cost])}{f', about {left} left' * bool(left)}")
 
 
 def outcome(runs: Sequence[BenchRun]) -> list[str]:
