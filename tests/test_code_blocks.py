@@ -24,7 +24,7 @@ from tests.train.runs import checkpoints, go, small
 
 PAGES = [
     *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")),
-    *DOCS.rglob("*.md"),
+    *sorted(DOCS.rglob("*.md")),
 ]
 #: The tests of tests/ that run blocks of pages of docs/ which tests/test_docs.py does not run as a whole.
 RUN_BY = {
