@@ -219,9 +219,8 @@ def a_run(folder: Path, name: str) -> None:
 def rare_tokens(folder: Path) -> None:
     """The bench of the page, with shorter runs."""
     text = blocks(DOCS / "how-to" / "compare.md", "yaml")[0].replace("rollouts: 100", "rollouts: 2")
-    (folder / "rare.yaml").write_text(text)
     data = yaml.safe_load(text)
-    data["base"] |= {"rollout": {"prompts": 2, "group": 4}, "evaluation": {"every": 0}}
+    data["base"] |= {"rollout": {"prompts": 2, "group": 4}, "evaluation": {"prompts": 4, "samples": 2}}
     (folder / "rare.yaml").write_text(yaml.safe_dump(data))
     shell("rlstab bench rare.yaml", folder)
     for name in ("grpo-seed0", "grpo-seed1", "dapo-seed0", "dapo-seed1"):
