@@ -1,12 +1,15 @@
 # Every command sets up what it needs, in .venv, from a machine that has Python >= 3.11 and make.
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# torch first and by exact version: a range would let another package choose a build
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# a line for each package, so that nobody waits in silence
+BRIEF := | awk '/^Collecting/ {print "  " $$2; fflush()} /^Installing collected/ {print "  unpacking them"; fflush()}'
 
-.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint mypy docs notebooks format clean
 
 # 180 rollouts of GRPO with two methods, a minute or two; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -26,18 +29,18 @@ test-slow: $(VENV)/.installed-dev
 
 # noxfile.py, hours; make test-matrix ARGS=--list, or ARGS='-s py311-torch29-sse4-1'
 test-matrix: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4'
+	$(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox $(ARGS)
 
 # the adapter for TRL, in an environment with its newest release; make test skips these.
 # Older releases too: make test-trl ARGS='trl-1.12.0 trl-1.13.0 trl-1.14.1'
 test-trl: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4'
+	$(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox -s trl $(ARGS)
 
 # the adapter for verl, likewise
 test-verl: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4'
+	$(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox -s verl $(ARGS)
 
 # by paths: naming packages would make coverage import torch, and pytest import it again
@@ -63,13 +66,17 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python .ci/check_names.py
 	$(BIN)/mypy
 
+mypy: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
+	@echo "Building the site: a minute or two, without output unless something is wrong."
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "built: open $(CURDIR)/site/index.html"
 
 # run the notebooks of the site again and keep what they print
-notebooks: $(VENV)/.installed-dev
+notebooks: $(VENV)/.installed-docs
 	PYTHONWARNINGS=ignore $(BIN)/jupyter nbconvert --execute --inplace --to notebook docs/notebooks/*.ipynb
 
 format: $(VENV)/.installed-dev
@@ -81,11 +88,19 @@ clean:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("rlstab needs Python >= 3.11; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
+	@echo "Setting up $(VENV), once: torch (a download of 0.2 GB, or of 3 GB with CUDA), then some 60 packages; minutes."
 	$(PYTHON) -m venv $(VENV)
+	# torch first and by exact version: a range would let another package choose a build
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) --editable '.[train,report]'
+	$(INSTALL) --editable '.[train,report]' $(BRIEF)
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Adding what builds the site, once: some 80 packages, a minute or more."
+	$(INSTALL) --editable '.[train,report,docs]' $(BRIEF)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev,release]'
-	touch $@
+	@echo "Adding what the tests need, once: some 150 packages, minutes."
+	$(INSTALL) --editable '.[dev,release]' $(BRIEF)
+	touch $@ $(VENV)/.installed-docs

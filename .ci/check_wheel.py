@@ -18,6 +18,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import project_url
+
 ROOT = Path(__file__).parents[1]
 #: What is expected in the sdist, apart from the package.
 IN_SDIST = {
@@ -43,6 +45,8 @@ SHORT = [
 
 def main(keep: Path | None = None) -> None:
     """Build, check and use sdist and wheel, and copy them to the folder ``keep``; exit with what is wrong."""
+    if keep is not None:
+        project_url.require()
     with tempfile.TemporaryDirectory() as folder:
         dist, site, empty = (Path(folder, name) for name in ("dist", "site", "empty"))
         empty.mkdir()

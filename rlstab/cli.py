@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
-from rlstab.errors import ConfigError, RlstabError, reason
+from rlstab.errors import ConfigError, RlstabError, did_you_mean, reason
 from rlstab.extras import require
 from rlstab.files import write_text
 from rlstab.visible import in_error, visible
@@ -33,7 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
         with suppress(AttributeError, ValueError, OSError):
             if stream.errors == "strict" and stream.encoding.lower() not in ("utf-8", "utf8"):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # of a TextIOWrapper
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+        import argcomplete
+
+        argcomplete.autocomplete(parser, exclude=OLD_NAMES)
+    options = parser.parse_args(arguments)
     try:
         code = int(options.command(options) or 0)
         if sys.stdout is not None:
@@ -76,17 +82,36 @@ def _forget_output() -> None:
         os.close(nowhere)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names in its errors the command, the choice or the option that is most like an unknown one."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(value, [name for name in action.choices if name not in OLD_NAMES])
+            raise argparse.ArgumentError(action, f"unknown: '{value}'. {hint}")
+
+    def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
+        options, others = self.parse_known_args(arguments, namespace)
+        if others:
+            name, known = others[0].partition("=")[0], options.parser._option_string_actions
+            hint = did_you_mean(name, known) if name.startswith("-") else "Name it before the options."
+            options.parser.error(f"unknown: {name}. {hint}")
+        return options
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
+    parser = _Parser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
-    parser.set_defaults(command=lambda _: parser.print_help())
+    parser.set_defaults(command=lambda _: parser.print_help(), parser=parser)
     commands = parser.add_subparsers(metavar="COMMAND", dest="called")
 
     def command(run: Callable[[argparse.Namespace], int | None], help: str, *old_names: str) -> argparse.ArgumentParser:
         added = commands.add_parser(run.__name__.removeprefix("_"), help=help, aliases=old_names)
-        added.set_defaults(command=run)
+        added.set_defaults(command=run, parser=added)
         return added
 
+    several: dict[str, Any] = {"action": "extend", "type": lambda text: text.split(","), "default": []}
+    words: dict[str, Any] = {"action": "append", "nargs": "+", "default": []}  # see _separated
     look = command(
         _look,
         "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
@@ -94,11 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     logs = "run folder, results file, log of a trainer or tracker (TRL, verl, wandb, MLflow, ...), export of prime-rl"
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump, or - for pasted text (this folder)")
-    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--methods", **words, metavar="METHOD,...", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
     look.add_argument("--model", metavar="FOLDER", help="run this model to add the signals that a dump lacks")
     look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is present")
+    look.add_argument("--fail-on", **words, metavar="SIGN,...", help="end with exit code 3 if one is present")
     look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
     look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
     look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
@@ -107,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(train, "run file", "run")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
-    train.add_argument("--timeout", type=float, metavar="SECONDS", help="to wait for a silent process (1800)")
+    train.add_argument("--timeout", type=float, metavar="SECONDS", help="longest silence of a process (1800)")
 
     init = command(_init, "write a run file to start from, with a comment on every setting")
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
@@ -117,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
             f"--from-{host}", metavar="FILE", help=f"print the loss of settings of {what} as an objective"
         )
 
-    check = command(_check, "try what is local and cheap, and say what a run needs and costs")
+    check = command(_check, "check a file in seconds, without training: what would fail, what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--host", metavar="NAME", help="how the adapter of another trainer runs it, such as trl")
     check.add_argument("--settings", metavar="FILE", help="with --host: your settings of TRL or verl, checked as well")
@@ -138,14 +163,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job for each run")
     bench.add_argument("--print", dest="launcher", action="store_const", const="print", help="print a command for each")
-    bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
+    bench.add_argument("--only", **several, metavar="SETTING/METHOD,...", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
     probe = command(_probe, "say which instabilities a method withstands, up to what dose, and at what cost")
     probe.add_argument("asked", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
-    probe.add_argument("--probe", dest="names", action="append", default=[], metavar="NAME", help="this one (all)")
+    probe.add_argument("--probe", dest="names", **several, metavar="NAME,...", help="this one (all)")
     probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
     probe.add_argument("--model", metavar="NAME", help="on a model other than the small one, such as smollm2")
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
@@ -165,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=told)
     told = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"
     report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=told)
-    report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
+    report.add_argument("--metric", dest="metrics", **several, metavar="NAME,...", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
@@ -188,7 +213,7 @@ def _takes_file(
     """Let a command take a file, or a shipped example by its name, and values of settings."""
     if settings:
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as optimisation.lr=1e-4")
-    group = parser.add_mutually_exclusive_group(required=True)
+    group = parser.add_mutually_exclusive_group()
     group.add_argument("file", nargs="?", help=what)
     group.add_argument("--example", metavar="NAME", help="an example in the package; `rlstab list` lists them")
     parser.set_defaults(kinds=kinds)
@@ -197,16 +222,25 @@ def _takes_file(
 
 def _given(options: argparse.Namespace, *taken: str) -> dict[str, Any]:
     """The options as arguments of the function behind a command."""
-    return {name: value for name, value in vars(options).items() if name not in ("command", "called", *taken)}
+    return {name: value for name, value in vars(options).items() if name not in ("command", "called", "parser", *taken)}
 
 
 def _file(options: argparse.Namespace) -> str:
     """The path of the file, or of the example with the given name."""
+    from rlstab.config.bundled_examples import example, examples
+
+    if options.file is None and options.example is None:
+        names = [name for name, shipped in examples().items() if shipped.kind in options.kinds]
+        raise ConfigError(f"{options.called} needs the path of a file, or --example NAME: {', '.join(names)}.")
     if options.example is None:
         return str(options.file)
-    from rlstab.config.bundled_examples import example
-
     return str(example(options.example, *options.kinds).path)
+
+
+def _again(options: argparse.Namespace) -> list[str]:
+    """The arguments that name the file and the settings of a run."""
+    file = [options.file] if options.example is None else ["--example", options.example]
+    return [*file, *(f"--set={pair}" for pair in options.set)]
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
@@ -246,14 +280,13 @@ def _train(options: argparse.Namespace) -> None:
     try:
         train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
     except Stopped as stop:
-        file = [options.file] if options.example is None else ["--example", options.example]
-        again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
-        stop.args = (f"{stop}. Continue with: {again}",)
+        stop.args = (f"{stop}. Continue with: {shlex.join(['rlstab', 'train', *_again(options), '--resume'])}",)
         raise
     PartialState().destroy_process_group()  # all processes have passed their last collective
 
 
 def _check(options: argparse.Namespace) -> None:
+    from rlstab.console import Terminal, command, say
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check, check_host
     from rlstab.explain.check import read
@@ -273,6 +306,8 @@ def _check(options: argparse.Namespace) -> None:
                 print(f"{options.settings}: its settings fit")
             return
         check(objective, run, preflight(run) if run is not None else [])
+        if run is not None:
+            say(Terminal(), f"next: {command('train', *_again(options))}", copied=True)
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -348,6 +383,24 @@ def _report(options: argparse.Namespace) -> None:
     make_report(**_given(options, "methods"), methods=_patterns(options.methods))
 
 
+def _separated(options: argparse.Namespace, name: str) -> list[str]:
+    """The values of an option, which commas separate, without the paths behind them.
+
+    Earlier commits separated values by blanks: a later word that is no path still counts as one, with a note. A YAML
+    file is an objective.
+    """
+    values, given = list[str](), getattr(options, name)
+    for first, *words in given:
+        paths = [word for word in words if Path(word).exists() or ("/" in word and ":" not in word)]
+        paths = [path for path in paths if not path.endswith((".yaml", ".yml"))]
+        options.paths = [*options.paths, *paths]
+        values += [first, *(word for word in words if word not in paths)]
+    if len(values) > len(given) and not options.as_json:  # who reads JSON may read both streams as one
+        form = f"--{name.replace('_', '-')} {','.join(values)}"
+        print(f"note: write {form}; the next release takes what follows a blank as a path", file=sys.stderr)
+    return [value for word in values for value in word.split(",") if value]
+
+
 def _look(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.look.look import look
@@ -355,7 +408,9 @@ def _look(options: argparse.Namespace) -> int:
     if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
         print(f"rlstab {options.called} is rlstab look now; the next release drops the old name", file=sys.stderr)
     if options.called == "replay":  # took methods after its dump
-        options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]
+        options.paths, options.methods = options.paths[:1], [*([name] for name in options.paths[1:]), *options.methods]
+
+    options.methods, options.fail_on = _separated(options, "methods"), _separated(options, "fail_on")
     return look(**_given(options), console=Terminal())
 
 

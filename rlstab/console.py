@@ -29,6 +29,18 @@ class Terminal(Console):
             yield segment if segment.control else Segment(visible(segment.text, spaces=False), segment.style)
 
 
+def say(console: Console, text: str, style: str = "", *, copied: bool = False) -> None:
+    """Print a text that is not markup: between words a terminal breaks its lines, and a file none.
+
+    Args:
+        console: where to print.
+        text: the text.
+        style: of rich.
+        copied: whether it holds a command or a path to be copied, which a line break would cut.
+    """
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=copied or not console.is_terminal)
+
+
 def command(*arguments: str) -> str:
     """A shell command that starts this program, in the way it was started, with other arguments."""
     called = Path(sys.argv[0])

@@ -1,8 +1,10 @@
 """The commands, run in this process: what they print, how they end."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -167,3 +169,98 @@ def test_what_ends_training_is_no_traceback(rlstab_command, monkeypatch):
         monkeypatch.setattr("rlstab.train.loop.train", fails)
         ended, out, err = rlstab_command("train", "f.yaml", f="objective: s2t\n")
         assert (ended, out, named in err, err.count("\n")) == (code, "", True, 1)
+
+
+#: What was typed, and what the error names.
+TYPOS = {
+    "trian": "'train'",
+    "probe gspo --quick s2t": "Name it before the options",
+    "list clip_higer": "clip_higher",
+    "list enropy": "entropy",
+    "train": "--example NAME: chain, countdown",
+    "explain": "needs the path of a file",
+    "train rnu.yaml": "'run.yaml'",
+    "train --example contdown": "'countdown'",
+    "train run.yaml --overwite": "'--overwrite'",
+    "train run.yaml --ste seed=1": "'--set'",
+    "bench run.yaml --launcher slrm": "'slurm'",
+    "report . --by token": "'tokens'",
+    "look . --fail-on reward_fal": "'reward_fall'",
+    "look --fail-on reward_fal .": "reward_fal is not a sign. Did you mean 'reward_fall'?",
+    "check run.yaml --host tlr": "'trl'",
+    "explain --preset dpao": "'dapo'",
+    "train tab.yaml": "tab.yaml:2: not valid YAML: a tab indents this line",
+}
+
+
+@pytest.mark.parametrize("typed", TYPOS)
+def test_an_error_names_what_was_probably_meant(rlstab_command, capsys, typed):
+    files = {"run": "objective: s2t\n", "tab": "rollout:\n\tgroup: 4\n"}
+    try:
+        code, out, err = rlstab_command(*typed.split(), **files)
+    except SystemExit as ended:  # of argparse
+        code, (out, err) = ended.code, capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert TYPOS[typed] in err
+    assert "Known: " not in err
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """What the command ``look`` passes on."""
+    calls = []
+    monkeypatch.setattr("rlstab.look.look.look", lambda **options: calls.append(options) or 0)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "paths", "methods", "signs", "noted"),
+    [
+        ("--fail-on truncation .", ["."], [], ["truncation"], False),
+        ("--methods s2t folder", ["folder"], ["s2t"], [], False),
+        ("--methods s2t,mask.yaml --methods a.py:B folder", ["folder"], ["s2t", "mask.yaml", "a.py:B"], [], False),
+        (". --fail-on truncation,clipped --fail-on plateau", ["."], [], ["truncation", "clipped", "plateau"], False),
+        ("--fail-on plateau outputs/none", ["outputs/none"], [], ["plateau"], False),
+        # the form of earlier commits
+        ("folder --fail-on truncation clipped", ["folder"], [], ["truncation", "clipped"], True),
+        ("--methods s2t mask.yaml folder", ["folder"], ["s2t", "mask.yaml"], [], True),
+        ("--json --methods s2t stare", [], ["s2t", "stare"], [], False),
+    ],
+)
+def test_commas_separate_values_and_a_path_behind_them_is_a_path(
+    rlstab_command, tmp_path, looked, words, paths, methods, signs, noted
+):
+    (tmp_path / "folder").mkdir()
+    code, _, err = rlstab_command("look", *words.split(), mask="objective: s2t")
+    (options,) = looked
+    assert (code, options["paths"], options["methods"], options["fail_on"]) == (0, paths, methods, signs)
+    assert ("note: write --" in err) == noted
+
+
+def test_other_options_take_commas_too(rlstab_command, monkeypatch):
+    calls = []
+    monkeypatch.setattr("rlstab.probe.run.run_probes", lambda **options: calls.append(options) or 0)
+    monkeypatch.setattr("rlstab.report.build.make_report", lambda *_, **options: calls.append(options))
+    rlstab_command("probe", "gspo", "--probe", "staleness,sparse", "--probe", "mirror")
+    rlstab_command("report", "--metric", "eval/mean,reward/area", "runs")
+    assert (calls[0]["names"], calls[1]["metrics"]) == (["staleness", "sparse", "mirror"], ["eval/mean", "reward/area"])
+
+
+def test_check_ends_with_the_command_that_trains(rlstab_command):
+    words = ["run.yaml", "--set", "optimisation.epochs=3"]
+    code, out, _ = rlstab_command("check", *words, run="objective: clip_higher\ntask: {name: countdown}\n")
+    assert (code, out.strip().rpartition("next: ")[2]) == (0, "rlstab train run.yaml --set=optimisation.epochs=3")
+    assert "next: " not in rlstab_command("check", "f.yaml", f="objective: clip_higher\n")[1]
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch, tmp_path):
+    pytest.importorskip("argcomplete")
+    answers = {}
+    for line in ("rlstab tr", "rlstab train --over", "rlstab diag"):
+        told = tmp_path / "completions"
+        environment = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+        environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(told), "IFS": "\x0b"}
+        command = [sys.executable, "-m", "rlstab"]
+        subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True)
+        answers[line] = told.read_text().strip()
+    assert list(answers.values()) == ["train", "--overwrite", ""]  # the old names of `look` are not offered

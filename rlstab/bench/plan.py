@@ -19,7 +19,7 @@ from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import portable
-from rlstab.console import Terminal
+from rlstab.console import Terminal, say
 from rlstab.errors import ConfigError
 from rlstab.run_files import ABOUT, CONFIG
 from rlstab.safe_read import read_json
@@ -179,7 +179,7 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
             )
     lines += [f"note: {note}" for note in notes_of(bench, plan, changed)]
     for line in [*lines, *filter(None, [unnamed(bench)])]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _work(runs: Sequence[BenchRun], finished: Set[str]) -> str:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
+from rlstab.console import counted, say
+from rlstab.progress import PERIOD, TimeLeft
 from rlstab.run_files import METRICS
 from rlstab.safe_read import read_object
+from rlstab.signs import SIGNS
+from rlstab.summary import judged
 
 #: Number of rollouts over which shown values are averaged; a single one says little.
 WIDTH = 10
 #: Bytes at the end of ``metrics.jsonl`` that are read during a run.
 TAIL = 200_000
 #: The shown values of a run: name, metric, and number of averaged records.
-_SHOWN = (("reward", "reward/mean", WIDTH), ("entropy", "tokens/entropy", WIDTH), ("held out", "eval/mean", 1))
+_SHOWN = (("reward", "reward/mean", WIDTH), ("held out", "eval/mean", 1))
 
 
 class Screen(Progress):
@@ -37,50 +43,71 @@ class Screen(Progress):
     def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
         self._total, self._ended, self._made, self._start = len(runs), len(runs) - len(queue), 0, time.monotonic()
         # runs rarely end: the remaining time is estimated from rollouts, over some minutes
-        columns, shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()), console.is_terminal
-        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=600)
-        self._to_make = sum(run.rollouts for run in queue)
+        columns, shown = (BarColumn(), MofNCompleteColumn(), "rollouts", TimeLeft()), console.is_terminal
+        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=PERIOD)
+        self._to_make, self._running = sum(run.rollouts for run in queue), list[BenchRun]()
         self._all = self.add_task("", total=self._to_make)
 
     def look(self, running: Iterable[BenchRun]) -> None:
         """Show the progress of the current runs."""
+        self._running = list(running)
         if self.console.is_terminal:
-            rollouts = (records[-1]["rollout"] for run in running if (records := last_records(run.folder)))
-            self.update(self._all, completed=self._made + sum(rollouts))
+            self.update(self._all, completed=self._finished_rollouts())
+
+    def _finished_rollouts(self) -> float:
+        """Rollouts of the runs that have ended and of those that are running."""
+        rollouts = (records[-1]["rollout"] for run in self._running if (records := last_records(run.folder)))
+        return float(self._made + sum(rollouts))
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text)
 
     def ended(self, run: BenchRun) -> None:
         """Report a worker that ended, from its record."""
         self._ended, self._made = self._ended + 1, self._made + run.rollouts
-        self.update(self._all, completed=self._made)
+        self._running = [other for other in self._running if other != run]
+        self.update(self._all, completed=self._finished_rollouts())
         record, count = read_record(run.folder), f"[{self._ended}/{self._total}]"
         if record.get("status") != "finished":
             reason = (str(record.get("error") or "").splitlines() or ["no reason given"])[-1]
             return self.say(f"{count} failed {run.name}: {reason}")
         spent = record.get("cpu_seconds")
         cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
-        left = timedelta(seconds=round((time.monotonic() - self._start) * (self._to_make / self._made - 1)))
-        return self.say(f"{count} {run.name}  {_measured(last_records(run.folder))}  {cost}, {left} left")
+        elapsed = time.monotonic() - self._start
+        left = timedelta(seconds=round(elapsed * (self._to_make / self._finished_rollouts() - 1)))
+        values = [f"{name} {value:.3f}" for name, value in _measured(last_records(run.folder)).items()]
+        return self.say(f"{count} {run.name}  {', '.join([*values, cost])}{f', about {left} left' * bool(left)}")
 
 
-def last_records(folder: Path) -> list[dict[str, Any]]:
-    """Records at the end of a run's metrics, without lines that are cut off or still being written."""
+def outcome(runs: Sequence[BenchRun]) -> list[str]:
+    """Lines about finished runs: the last values of each method, means over its seeds, and the signs present."""
+    values, found = defaultdict[str, list[float]](list), Counter[str]()
+    for run in runs:
+        records = last_records(run.folder, size=sys.maxsize)
+        found.update(SIGNS[sign.name].title for sign in judged(records) if sign.fired)
+        if "held out" in (measured := _measured(records)):
+            values[f"{run.setting}/{run.method}"].append(measured["held out"])
+    means = [f"{name} {sum(some) / len(some):.3f}" for name, some in values.items()]
+    signs = [f"{title} in {counted(count, 'run')}" for title, count in found.most_common()]
+    return [f"held out: {', '.join(means)}"] * bool(means) + [f"stood out: {', '.join(signs) or 'nothing'}"]
+
+
+def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """Records in the last bytes of a run's metrics, without lines that are cut off or still being written."""
     try:
         with (folder / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (size or TAIL)))
             lines = file.read().splitlines()
     except OSError:  # the run has not begun to write
         return []
     return [record for record in map(read_object, lines) if isinstance(record.get("rollout"), int)]
 
 
-def _measured(records: Sequence[dict[str, Any]]) -> str:
-    """``reward 0.512  entropy 0.250  held out 0.500``, as far as measured."""
-    shown = []
-    for name, metric, count in _SHOWN:
-        values = [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]
-        shown += [f"{name} {sum(values) / len(values):.3f}"] if values else []
-    return "  ".join(shown)
+def _measured(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The shown values, as far as measured."""
+    numbers = {
+        name: [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]
+        for name, metric, count in _SHOWN
+    }
+    return {name: sum(values) / len(values) for name, values in numbers.items() if values}

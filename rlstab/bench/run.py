@@ -22,17 +22,17 @@ from typing import IO, Any, Literal, TypeAlias
 import filelock
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import changed_beside, chosen, notes_of, plan_of, unnamed, with_other_settings
-from rlstab.bench.progress import Screen
+from rlstab.bench.progress import Screen, outcome
 from rlstab.bench.record import FILE, read_record, record_failure, write_record
 from rlstab.bench.worker import LOG, ORDER, QUEUED, how
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
-from rlstab.console import Terminal
+from rlstab.console import Terminal, say
+from rlstab.console import command as shell_command
 from rlstab.errors import ConfigError
 from rlstab.extras import require
 from rlstab.files import replace_file
@@ -127,7 +127,7 @@ def _run(
         submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
     _describe(bench)
     for note in notes_of(bench, plan, unchosen):
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}", "yellow")
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
             write_record(run.folder, _record(bench, run, "finished"))
@@ -145,7 +145,7 @@ def _run(
     except KeyboardInterrupt:
         advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
         command_line = command(bench) + " --launcher slurm" * bool(submit)
-        _say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}")
+        say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
         return STOPPED
     return _conclude(bench, runs, console)
 
@@ -176,13 +176,21 @@ def _conclude(bench: Bench, runs: Sequence[BenchRun], console: Console) -> int:
     failed = {run.name: record for run in runs if (record := read_record(run.folder)).get("status") == "failed"}
     for name, record in failed.items():
         reason = str(record.get("error") or "no reason given").splitlines()[-1]
-        console.print(f"[red]failed[/] {escape(name)}: {escape(reason)}", highlight=False, soft_wrap=True)
+        say(console, f"failed {name}: {reason}", "red")
     if failed:
-        reasons = f"The reasons in full are in {bench.out}/runs/.../{FILE}."
-        _say(console, f"{reasons} Run them again with: {command(bench)} --retry")
+        say(console, f"The reasons in full are in {bench.out}/runs/.../{FILE}.")
+        say(console, f"Run them again with: {command(bench)} --retry", copied=True)
     if text := unnamed(bench):
-        _say(console, text)
-    _say(console, f"{bench.out}: {_summary(runs)}")
+        say(console, text)
+    if bench.again:  # the caller says what they came to
+        say(console, f"{bench.out}: {_summary(runs)}")
+        return 1 if failed else 0
+    finished = [run for run in runs if read_record(run.folder).get("status") == "finished"]
+    for text in outcome(finished):
+        say(console, text)
+    say(console, f"folder: {bench.out} ({_summary(runs)})", copied=True)
+    if finished:
+        say(console, f"next: {shell_command('report', str(bench.out))}", copied=True)
     return 1 if failed else 0
 
 
@@ -212,10 +220,6 @@ def _jobs(
         slurm.follow({**jobs, **slurm.submit(executor, new)}, screen)
 
     return submit
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _summary(runs: Sequence[BenchRun]) -> str:

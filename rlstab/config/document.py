@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -90,7 +91,10 @@ class Document:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
         except (OSError, ValueError) as error:  # a path with a null character
-            raise ConfigError(f"{path}: cannot be read: {reason(error)}. Give the path of a YAML file.") from error
+            files = Path(path).parent.glob("*.y*ml") if isinstance(error, FileNotFoundError) else ()
+            matches = get_close_matches(str(path), map(str, files), 1)
+            hint = f"Did you mean '{matches[0]}'?" if matches else "Give the path of a YAML file, or --example NAME."
+            raise ConfigError(f"{path}: cannot be read: {reason(error)}. {hint}") from error
         return cls.parse(text, str(path))
 
     @classmethod
@@ -228,6 +232,8 @@ def _parser_error(error: yaml.YAMLError, text: str) -> tuple[str, str]:
         return f":{text.count(chr(10), 0, error.position) + 1}", f"{chr(error.character)!r} is not allowed"
     assert isinstance(error, yaml.MarkedYAMLError)
     where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    if error.problem_mark and re.match(r" *\t", text.split("\n")[error.problem_mark.line]):
+        return where, "a tab indents this line, and YAML indents with blanks"
     return where, ", ".join(part for part in (error.context, error.problem) if part)
 
 

@@ -80,7 +80,7 @@ def build_run(document: Document) -> RunConfig:
         for name in sorted(LOGGED.intersection(names)):
             raise document.error((path,), f"'{name}' is the name of metrics of the trainer. Give it another `name`.")
     if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
-        text = f"'{pipeline.estimator.name}' compares responses to one prompt, so a lone one teaches nothing. Raise it."
+        text = f"'{pipeline.estimator.name}' compares the responses to one prompt, so it needs at least two. Raise it."
         raise document.error(("rollout", "group"), text)
     if "reward_parts" in pipeline.needs and sum(reward.weight != 0 for reward in run.reward or ()) < 2:
         reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from rich.console import Group, RenderableType
@@ -15,7 +16,7 @@ from rlstab.config.document import Kind
 from rlstab.core.metadata import SOURCES, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import UnknownName
+from rlstab.errors import UnknownName, plain
 from rlstab.explain.card import card
 from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS, Preset
@@ -49,7 +50,10 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
         for heading, rows in sections
     ]
     if not any(rows for _, rows in matching):
-        raise UnknownName(f"no entry of the list has {' and '.join(map(repr, words))}. Run `rlstab list` for all.")
+        names = [name for _, rows in sections[:-1] for name, _ in rows]
+        matches = [name for word in words for name in get_close_matches(plain(word), names, 1)]
+        hint = f"Did you mean {' '.join(matches)}?" if matches else "Run `rlstab list` for all."
+        raise UnknownName(f"no entry of the list has {' and '.join(map(repr, words))}. {hint}")
     return Group(*blocks(matching))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, did_you_mean
 from rlstab.logs.log import Rows
 from rlstab.safe_read import as_number
 from rlstab.signs import SIGNS, Sign, signs
@@ -18,8 +18,8 @@ def check_names(names: Collection[str], option: str) -> None:
     Raises:
         ConfigError: names one that is not.
     """
-    if unknown := sorted(set(names) - SIGNS.keys()):
-        raise ConfigError(f"{option}: {', '.join(unknown)} is not a sign. The signs are {', '.join(SIGNS)}.")
+    for name in sorted(set(names) - SIGNS.keys()):
+        raise ConfigError(f"{option}: {name} is not a sign. {did_you_mean(name, SIGNS)}")
 
 
 class Watch:
@@ -40,9 +40,13 @@ class Watch:
         Returns:
             signs that are new.
         """
+        self.add(step, values)
+        return self.new(signs(self.rows.run()))
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add a line of the log, without looking for signs."""
         numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
         self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-        return self.new(signs(self.rows.run()))
 
     def new(self, every: Sequence[Sign]) -> list[Sign]:
         """The signs of the log so far that no earlier line had; each is reported once, as it was then."""

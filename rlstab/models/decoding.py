@@ -226,8 +226,8 @@ def require_decoding(
             f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
         ) from error
     pair, longest = out.sequences.rows(torch.tensor([0, 2])), settings.max_new_tokens - length // 2
-    more = 0, max(0, longest - pair.response_ids.shape[1])
-    tokens, mask = pad(pair.response_ids, more, value=int(pair.prompt_ids[1, -1])), pad(pair.response_mask, more)
+    padding = 0, max(0, longest - pair.response_ids.shape[1])
+    tokens, mask = pad(pair.response_ids, padding, value=int(pair.prompt_ids[1, -1])), pad(pair.response_mask, padding)
     mask[1, :longest] = True
     trial = pair, replace(pair, response_ids=tokens, response_mask=mask)
     largest = require_batches(policy, name, trial, settings.temperature)
@@ -265,13 +265,13 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
         ModelError: the log-probs differ; names the settings of the model that may be why.
     """
     policy, (pair, full) = replace(policy, precision="fp32"), trial
-    alone, together, beside = (
+    single, paired, padded = (
         policy.evidence(sequences, {"logprobs"}, size, temperature=temperature)["logprobs"]
         for sequences, size in ((pair, 1), (pair, 2), (full, 2))
     )
     last, config = sent(pair.prompt_ids[-1:, -8:], policy.device), policy.model.config.get_text_config()
     largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
-    gaps = torch.stack([together, beside[:, : pair.response_ids.shape[1]]]) - alone
+    gaps = torch.stack([paired, padded[:, : pair.response_ids.shape[1]]]) - single
     gap = float((gaps * pair.response_mask).abs().max())
     length = sum(part.shape[1] for part in (full.prompt_ids, full.response_ids))
     roundings = config.num_hidden_layers * (8 * config.hidden_size + length)
@@ -280,10 +280,10 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
     if gap > tolerance:
         rope, fix = getattr(config, "rope_parameters", None) or {}, "Take another model."
         if rope.get("rope_type") == "longrope":
-            most = rope["original_max_position_embeddings"]
+            limit = rope["original_max_position_embeddings"]
             fix = (
-                f"By its rope_type 'longrope' and original_max_position_embeddings {most}, the longest row decides for "
-                f"all: keep each prompt with rollout.max_new_tokens, now {length} together, within {most}."
+                f"By its rope_type 'longrope' and original_max_position_embeddings {limit}, the longest row decides for "
+                f"all: keep each prompt with rollout.max_new_tokens, now {length} together, within {limit}."
             )
         raise ModelError(
             f"'{name}' (model_type {config.model_type!r}) gives a response other log-probs beside a longer one than "

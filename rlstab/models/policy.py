@@ -524,7 +524,9 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
             "vocabulary": tokenizer.get_vocab(),
             "special tokens": tokenizer.special_tokens_map,
             "chat template": tokenizer.chat_template,
-            "tokens of a prompt": [replace(policy, tokenizer=tokenizer).tokens(each, settings) for each in examples],
+            "tokens of a prompt": [
+                replace(policy, tokenizer=tokenizer).tokens(example, settings) for example in examples
+            ],
             "configuration": text,
             "adapter": adapter_content(policy.model, folder) if policy.base else None,
         }
@@ -534,7 +536,7 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
             policy.save(Path(folder), weights=False)
             after = content(AutoTokenizer.from_pretrained(folder), folder)
         before = content(policy.tokenizer)
-        changed = [f"another {what} would be read" for what in before if before[what] != after[what]]
+        changed = [f"another {part} would be read" for part in before if before[part] != after[part]]
     except Exception as error:  # of transformers and of tokenizers, of any kind
         changed = [first_line(error)]
     if changed:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun, few, load_bench
 from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
 from rlstab.bench.run import STOPPED, run_bench
-from rlstab.console import Terminal
+from rlstab.console import Terminal, say
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
 from rlstab.files import from_home, is_dir, is_foreign, replace_file
@@ -86,13 +85,13 @@ def run_probes(
     hits, plan = sum(of_runs[run.name] in archive for run in planned), plan_of(missing, overwrite=True, retry=retry)
     left = len(plan["anew"] + plan["resumed"])
     rest = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
-    console.print(escape(f"{len(planned)} outcomes: {hits} are recorded{rest}."), highlight=False, soft_wrap=True)
+    say(console, f"{len(planned)} outcomes: {hits} are recorded{rest}.")
     if left:
         seconds = [archive[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in archive]
         took = [second for second in seconds if second is not None]
         rollouts = sum(run.training.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
         time = f", about {left * sum(took) / len(took) / 60:.0f} CPU-minutes, as recorded runs took" if took else ""
-        console.print(f"To make: {left} runs of {rollouts} rollouts in all{time}.", highlight=False, soft_wrap=True)
+        say(console, f"To make: {left} runs of {rollouts} rollouts in all{time}.")
     if dry_run:
         return 0
     code, failures = 0, dict[str, list[str]]()
@@ -186,7 +185,8 @@ def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, command_line: 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:
     for line in drawn.sentences:
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(console, line)
     for remark in drawn.remarks:
-        console.print(f"[yellow]note:[/] {escape(remark)}", highlight=False, soft_wrap=True)
-    console.print(f"written: {escape(str(out))}/map.html, map.md, map.json, results.jsonl", highlight=False)
+        say(console, f"note: {remark}", "yellow")
+    say(console, f"folder: {out} ({', '.join(_FILES)})", copied=True)
+    say(console, f"next: open {out / 'map.html'} in a browser", copied=True)

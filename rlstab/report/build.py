@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.markup import escape
 
-from rlstab.console import Terminal, counted
+from rlstab.console import Terminal, counted, say
 from rlstab.extras import require
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
@@ -139,13 +138,13 @@ def _require_ours(paths: Sequence[str | Path], files: Sequence[Path], option: st
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:
     # paths, names and errors are data: brackets in them are not markup
     for item in comparison.loaded.left_out:
-        console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
+        say(console, f"left out: {item.path}: {item.why}", "yellow")
     for note in [*comparison.checks, *comparison.notes]:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
-    console.print(escape(findings(comparison)[0]), highlight=False, soft_wrap=True)
+        say(console, f"note: {note}", "yellow")
+    say(console, findings(comparison)[0])
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
     told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))
     console.print(", ".join(told), highlight=False)
     for path in written:
-        console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+        say(console, f"written: {path}", copied=True)

@@ -39,7 +39,7 @@ from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
-from rlstab.console import Terminal, command
+from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
@@ -49,11 +49,11 @@ from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
 from rlstab.models.policy import load_policy, require_prompts, require_saved, require_trainable
 from rlstab.models.sampler_weights import Sampler
-from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
+from rlstab.summary import summary
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
@@ -66,7 +66,7 @@ from rlstab.train.learn import Learner, Refusals
 from rlstab.train.other_models import load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
-from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
+from rlstab.train.tracking import Metrics, ProgressBar, start_trackers
 
 T = TypeVar("T")
 
@@ -375,11 +375,11 @@ class Trainer:
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have prevented it after the last save
             self.folder.keep_newest(self.latest)  # a kill may have prevented this, too
-            self.console.print(summary_table(result.records))
-            self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
-            if dumped(self.out / DUMP):
-                look = escape(command("look", str(self.out)))
-                self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
+            for text in summary(result.records):
+                say(self.console, text)
+            out = str(self.out)
+            for text in (f"folder: {out} (every metric: {command('report', out)})", f"next: {command('look', out)}"):
+                say(self.console, text, copied=True)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Metrics over all ranks, trackers, a progress bar, and a table at the end of a run.
+"""Metrics over all ranks, trackers, and a progress bar.
 
 The trackers are those of accelerate: wandb and TensorBoard.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich import progress as bars
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
+from rich.table import Column
 from torch import Tensor
 
 from rlstab.config.document import flat
@@ -27,6 +27,7 @@ from rlstab.core.metrics import RunningMeans, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
+from rlstab.progress import PERIOD, TimeLeft
 
 #: A scalar. A tensor stays on its device until the metrics are collected, so that nothing waits for kernels.
 Number: TypeAlias = float | Tensor
@@ -131,7 +132,11 @@ def _wandb_is_configured() -> bool:
 #: Seconds between lines where the console is not a terminal.
 INTERVAL = 30.0
 
-_SHOWN = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
+#: Characters of the bar.
+BAR = 16
+
+#: The metrics next to the bar by their labels; where they do not fit, the last ones are left out.
+_SHOWN = {"reward": "reward/mean", "held-out": "eval/mean", "entropy": "tokens/entropy", "grad": "gradient/norm"}
 
 
 class ProgressBar(bars.Progress):
@@ -145,34 +150,24 @@ class ProgressBar(bars.Progress):
     """
 
     def __init__(self, console: Console, total: int, learnt: int, *, shown: bool) -> None:
-        self._shown, self._total, self._last, self._evaluated = shown, total, -INTERVAL, ""
-        columns = bars.MofNCompleteColumn(), bars.BarColumn(bar_width=20), bars.TextColumn("{task.description}")
+        self._shown, self._total, self._last, self._evaluated = shown, total, -INTERVAL, dict[str, Any]()
+        count = bars.MofNCompleteColumn(table_column=Column(no_wrap=True))  # on a narrow terminal the bar gives way
+        columns = count, bars.BarColumn(bar_width=BAR), bars.TextColumn("{task.description}"), TimeLeft()
         hidden = not (shown and console.is_terminal)
-        super().__init__(*columns, bars.TimeRemainingColumn(compact=True), console=console, disable=hidden)
+        super().__init__(*columns, console=console, disable=hidden, speed_estimate_period=PERIOD)
         self._task = self.add_task("", total=total, completed=learnt)
 
     def show(self, rollout: int, values: Values) -> None:
         """Move to ``rollout`` and show its metrics and the latest evaluation."""
-        if "eval/mean" in values:
-            self._evaluated = f" held-out {values['eval/mean']:.3f}"
+        self._evaluated |= {name: values[name] for name in ("eval/mean",) if name in values}
+        values = {**values, **self._evaluated}
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]
-        text = " ".join(parts) + self._evaluated
+        rest = len(f"{self._total}/{self._total} ") + BAR + len("  about 00:00:00")
+        while self.console.is_terminal and len(parts) > 1 and len(" ".join(parts)) > self.console.width - rest:
+            del parts[-1]
+        text = " ".join(parts)
         self.update(self._task, completed=rollout, description=text)
         due = rollout == self._total or time.monotonic() - self._last >= INTERVAL
         if self._shown and due and not self.console.is_terminal:
             self.console.print(f"rollout {rollout}/{self._total} {text}", highlight=False, markup=False, soft_wrap=True)
             self._last = time.monotonic()
-
-
-def summary_table(records: Sequence[Values]) -> RenderableType:
-    """Each metric at the start and at the end: means over the first and last tenth of the records that have it.
-
-    Args:
-        records: lines of ``metrics.jsonl``.
-    """
-    table = Table("", "start", "end")
-    for name in sorted({name for record in records for name in record} - {"rollout"}):
-        values = [record[name] for record in records if name in record]
-        tenth = max(1, len(values) // 10)
-        table.add_row(name, *(f"{sum(part) / tenth:.4g}" for part in (values[:tenth], values[-tenth:])))
-    return table

@@ -113,7 +113,8 @@ def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkey
     assert bad["error"].startswith("DataError: no.jsonl")
     assert "Traceback" in (bench.runs[0].folder / "worker.log").read_text()
     assert "failed bad/grpo/seed-0: DataError: no.jsonl" in printed(where)
-    assert printed(where).endswith(f"{tmp_path}: 1 of 2 runs finished, 1 failed\n")
+    last = [f"folder: {tmp_path} (1 of 2 runs finished, 1 failed)", f"next: rlstab report {tmp_path}"]
+    assert printed(where).splitlines()[-3:] == ["stood out: truncation in 1 run", *last]
     about = json.loads((tmp_path / "bench.json").read_text())
     assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
     assert [run.hash for run in load_bench(tmp_path / "bench.yaml").runs] == [run.hash for run in bench.runs]
@@ -133,14 +134,15 @@ def test_runs_are_made_in_order_and_finished_ones_are_skipped(tmp_path: Path, mo
     lines = printed(where).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("start")] == names
     first, _, left = lines[1].rpartition(", ")
-    assert first == "[1/4] default/a/seed-0  reward 0.500  entropy 0.250  1 CPU-seconds"
-    assert re.fullmatch(r"0:\d\d:\d\d left", left)
+    assert first == "[1/4] default/a/seed-0  reward 0.500, 1 CPU-seconds"
+    assert re.fullmatch(r"about 0:\d\d:\d\d left", left)
     about = json.loads((tmp_path / "bench.json").read_text())
     assert about["about"] == load_bench(tmp_path / "bench.yaml").file.about == "Two."
     monkeypatch.setattr(running, "COMMAND", ["never started"])
     where = console()
     assert run_bench(bench, console=where) == 0
-    assert printed(where) == f"{tmp_path}: 4 of 4 runs finished\n"
+    last = [f"folder: {tmp_path} (4 of 4 runs finished)", f"next: rlstab report {tmp_path}"]
+    assert printed(where).splitlines() == ["stood out: nothing", *last]
     fewer = load_bench({**file, "methods": {"a": "clip_higher"}})
     for see in (dry_run, run_bench):
         where = console()
@@ -415,6 +417,35 @@ def test_the_command_makes_one_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.parent.name for path in Path("runs/tiny-again").rglob("metrics.jsonl")] == ["seed-1"]
     again = record(Path("runs/tiny-again"), "default/b/seed-1")
     assert again["run_hash"] == record(Path("out"), "default/b/seed-1")["run_hash"]
+
+
+def test_the_end_of_a_bench_has_the_last_values_of_each_method_and_the_signs(tmp_path: Path) -> None:
+    runs = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2)).runs
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        ends = {("a", 0): 0.2, ("a", 1): 0.4, ("b", 0): 0.1, ("b", 1): 0.1}[run.method, run.seed]
+        rewards = [0.5 if run.method == "a" or step <= 60 else 0.01 for step in range(1, 121)]
+        lines = [{"rollout": step, "reward/mean": reward} for step, reward in enumerate(rewards, 1)]
+        lines[-1]["eval/mean"] = ends
+        (run.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = ["held out: default/a 0.300, default/b 0.100", "stood out: reward fall in 2 runs"]
+    assert progress.outcome(runs) == told
+
+
+def test_the_time_left_of_a_bench_counts_the_runs_that_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = load_bench(tiny(tmp_path, {"a": "clip_higher", "b": "s2t"}, seeds=2)).runs
+    where, clock = console(), iter([0.0, 100.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    screen = progress.Screen(where, runs, runs)
+    for run in runs[:2]:
+        run.folder.mkdir(parents=True)
+        (run.folder / "metrics.jsonl").write_text('{"rollout": 2}')
+        (run.folder / "bench.json").write_text('{"status": "finished"}')
+    screen.look(runs[:2])  # of four runs, one has ended and one is about to
+    screen.ended(runs[0])
+    assert "about 0:01:40 left" in printed(where)
 
 
 @pytest.mark.usefixtures("pretend")

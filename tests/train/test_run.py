@@ -77,7 +77,9 @@ def test_a_run_leaves_its_settings_records_samples_and_a_model_that_transformers
         assert {"loss", "gradient/norm", "reward/mean", "tokens/entropy", "response/length", "lr"} <= record.keys()
         assert {"seconds/rollout", "seconds/sample", "seconds/score", "seconds/train"} <= record.keys()
     assert Counter(column(lines(tmp_path / "samples.jsonl"), "rollout")) == {1: 2, 2: 2, 3: 2}
-    assert "reward/mean" in console.file.getvalue()  # type: ignore[attr-defined]  # the table at the end
+    told = console.file.getvalue().splitlines()[-5:]  # type: ignore[attr-defined]
+    assert [line.partition(":")[0] for line in told] == ["rose", "fell", "stood out", "folder", "next"]
+    assert told[3:] == [f"folder: {tmp_path} (every metric: rlstab report {tmp_path})", f"next: rlstab look {tmp_path}"]
     (newest,) = checkpoints(tmp_path)
     assert number(newest) == 3
     model, tokenizer = AutoModelForCausalLM.from_pretrained(newest), AutoTokenizer.from_pretrained(newest)
