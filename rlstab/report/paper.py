@@ -27,7 +27,7 @@ from rlstab.errors import ReportError
 from rlstab.report.collapse import collapsed, fate_of
 from rlstab.report.comparison import Comparison, Table, outcome_of
 from rlstab.report.curves import LIGHT, curve_of, line_styles, seeds_of
-from rlstab.report.formatting import MINUS, NOTHING, axis
+from rlstab.report.formatting import MINUS, NOTHING, axis, setting
 from rlstab.report.output import refuse_foreign, resource, write_text
 from rlstab.report.sweeps import Sweep
 from rlstab.report.tables import about_runs, rows_of
@@ -153,7 +153,8 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
             draw(axes)
             handles, labels = axes.get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-            rows = 0.8 + 0.2 * len(axes.get_yticks()) if name.startswith("differences") else 2.1
+            heights = {"differences": 0.8 + 0.2 * len(axes.get_yticks()), "sweep": 2.8}
+            rows = heights.get(name.partition("-")[0], 2.1)
             figure.set_size_inches(inches, rows + 0.17 * -(-len(labels) // columns))
             for kind, date in (("svg", "Date"), ("pdf", "CreationDate")):
                 content = io.BytesIO()
@@ -182,14 +183,20 @@ def _curve(comparison: Comparison, table: Table, axes: Axes) -> None:
 
 
 def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
-    """The difference of every pair as a point, and their mean with its interval."""
+    """The difference of every pair as a stroke, and their mean with its interval."""
     cells = {method: table.cells[method, comparison.outcomes[0].name] for method in table.methods}
     shown = {method: cell.paired for method, cell in cells.items() if cell.paired and cell.paired.seeds}
     for index, (method, pair) in enumerate(shown.items()):
         colour, mean = _line(comparison, method)["color"], pair.difference
-        axes.plot(pair.differences, [index] * len(pair.seeds), ".", color=colour, ms=3, alpha=0.6)
+        axes.plot(pair.differences, [index] * len(pair.seeds), "|", color=colour, ms=7)
         axes.plot(
-            np.array([mean.low, mean.value, mean.high], float), [index] * 3, "o-", color=colour, ms=4, markevery=[1]
+            np.array([mean.low, mean.value, mean.high], float),
+            [index] * 3,
+            "o-",
+            color=colour,
+            ms=4,
+            lw=1,
+            markevery=[1],
         )
     axes.axvline(0, color="0.5", lw=0.6, zorder=0)
     axes.set_yticks(range(len(shown)), list(shown))
@@ -217,3 +224,5 @@ def _sweep(comparison: Comparison, sweep: Sweep, axes: Axes) -> None:
         for value, each in zip(points, values, strict=True):
             axes.plot([value] * len(each), each, ".", color=line["color"], ms=3, alpha=0.6)
     axes.set(xlabel=sweep.key, ylabel=outcome.title, xscale="log" if sweep.is_logarithmic else "linear")
+    axes.set_xticks(sweep.values, [setting(float(f"{value:.3g}")) for value in sweep.values], rotation=45, ha="right")
+    axes.minorticks_off()

@@ -117,6 +117,9 @@ def test_a_sweep_several_settings_and_names_of_any_letters(swept: Comparison, tm
     names = {path.name for path in write_paper(swept, tmp_path / "s", "", "column")}
     assert {"sweep-1.svg", "curve-1.svg", "curve-3.pdf", "differences-2.svg", "survival-3.svg"} <= names
     assert "survival-1.svg" not in names  # nothing was lost there
+    drawn = (tmp_path / "s/sweep-1.svg").read_text()
+    assert "<!-- 2e-4 -->" in drawn
+    assert "mathdefault" not in drawn
     write_paper(of(lossy(HOSTILE)), tmp_path / "h", "", "page")
     tex = (tmp_path / "h/table.tex").read_text()
     assert r"a\_b \& 50\% \#1 \$x\$ \{y\} \textbackslash{}input\{z\}" in tex
