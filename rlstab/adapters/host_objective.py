@@ -21,7 +21,7 @@ TRL_LOSS, TRL_OTHER, TRL_STEPS = facts("trl")["loss"], facts("trl")["kept"], fac
 #: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
 VERL_LOSS = facts("verl")["loss"]
 #: Losses of TRL that are means over tokens; its entropy bonus always is.
-_OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
+OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
 #: Losses of verl that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 _VERL_KL: Mapping[str, str] = {
@@ -50,12 +50,22 @@ def objective_of(config: Any) -> Methods:
     Raises:
         ConfigError: no objective is that loss; names the nearest setting for which one is.
     """
-    kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
-    if kind == "cispo" and high < 1:
+    methods = methods_of(config)
+    if methods[0].get("cap", 1) < 1:
         raise ConfigError(
-            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', which must be at least 1 "
-            f"in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
+            f"GRPOConfig.epsilon_high = {methods[0]['cap']} is the largest ratio of loss_type='cispo', which must be "
+            f"at least 1 in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
         )
+    return methods
+
+
+def methods_of(config: Any) -> Methods:
+    """The methods that TRL's loss is made of, even if a setting is out of the range that the method takes.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
     vespo = {
         **{"positive_power": config.vespo_k_pos, "positive_decay": config.vespo_lambda_pos},
         **{"negative_power": config.vespo_k_neg, "negative_decay": config.vespo_lambda_neg},
@@ -76,7 +86,7 @@ def objective_of(config: Any) -> Methods:
     if config.off_policy_mask_threshold is not None:
         anchor = "rollout" if config.use_vllm else "old"
         methods.append({"name": "off_policy_mask", "max_gap": config.off_policy_mask_threshold, "anchor": anchor})
-    over = {} if kind in _OVER_TOKENS else {"aggregate": "token_mean"}
+    over = {} if kind in OVER_TOKENS else {"aggregate": "token_mean"}
     if config.use_adaptive_entropy:
         price = {"initial": config.entropy_coef, "increment": config.entropy_coef_delta}
         price |= {"low": config.entropy_coef_min, "high": config.entropy_coef_max}
@@ -105,14 +115,14 @@ def deviations_of(config: Any) -> list[str]:
     """A sentence for each way in which :func:`objective_of` differs from TRL's loss; empty if it is exact."""
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
     sequence_kl = config.beta and config.use_bias_correction_kl and config.importance_sampling_level == "sequence"
-    weighted = any(method.get("anchor") and method["name"] == "vespo" for method in objective_of(config))
+    weighted = any(method.get("anchor") and method["name"] == "vespo" for method in methods_of(config))
     every = config.steps_per_generation > config.gradient_accumulation_steps
     bonus, quantile = bool(config.entropy_coef or config.use_adaptive_entropy), config.top_entropy_quantile < 1
     step = "the objective that of the step"
     told = [
         (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
         (
-            config.loss_type in _OVER_TOKENS and every,
+            config.loss_type in OVER_TOKENS and every,
             "tokens: TRL divides by those of the generation, scaled; the objective by the step's.",
         ),
         (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
@@ -223,20 +233,16 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     """
     if host not in ("trl", "verl"):
         raise ConfigError(f"{path}: rlstab reads settings of trl and verl, not of {host}.")
-    document, known = Document.read(path), facts(host)
+    document, defaults = Document.read(path), defaults_of(host)
     if not isinstance(document.data, Mapping):
         raise ConfigError(f"{path}: expected settings of {HOSTS[host].name} by name.")
-    steps = known.get("steps", {})
-    defaults = {**known["loss"], **known["kept"], **steps}
     data = settings_of_verl(document.data) if host == "verl" else document.data
     given = {name: value for name, value in data.items() if name in defaults}
     below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
     if below and not given:
         raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put them into a separate file.")
     for name, value in given.items():
-        _check_kind(f"{path}: {name}", value, defaults[name])
-        if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):
-            raise ConfigError(f"{path}: {name} = {value!r}, expected a whole number of at least 1.")
+        check_value(host, name, value, f"{path}: {name}")
     kind, loss_types = given.get("loss_type", "dapo"), facts("trl")["loss_types"]
     if kind not in loss_types:
         raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, loss_types)}")
@@ -249,7 +255,7 @@ def objective_file(host: str, path: str | Path) -> str:
     Raises:
         ConfigError: see :func:`read_settings`, or no objective is that loss, or a setting is out of range in it.
     """
-    given, known = read_settings(host, path), facts(host)
+    given, defaults = read_settings(host, path), defaults_of(host)
     if host == "trl":
         config = settings_of_trl(given)
         methods, told = objective_of(config), deviations_of(config)
@@ -259,18 +265,36 @@ def objective_file(host: str, path: str | Path) -> str:
         load_objective(methods)
     except RlstabError as error:
         raise ConfigError(f"{path}: no objective has these settings. {error}") from error
-    defaults = {**known["loss"], **known["kept"], **known.get("steps", {})}
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     read = flow(changed) if changed else "its default settings"
     lines = [f"# {HOSTS[host].titled} with {read}", *(f"# nearly: {sentence}" for sentence in told)]
     return "\n".join([*lines, "objective:", *(f"  - {flow(method)}" for method in methods)]) + "\n"
 
 
-def _check_kind(where: str, value: Any, default: Any) -> None:
-    """Refuse a value of another type than its default, where None stands for a number."""
+def defaults_of(host: str) -> dict[str, Any]:
+    """The settings of TRL or verl that an adapter reads, with their defaults."""
+    known = facts(host)
+    return {**known["loss"], **known["kept"], **known.get("steps", {})}
+
+
+def check_value(host: str, name: str, value: Any, where: str) -> None:
+    """Refuse a value of another type than its default, where None stands for a number, and counts below 1.
+
+    Args:
+        host: ``trl`` or ``verl``.
+        name: of the setting.
+        value: that it was given.
+        where: the setting, in errors.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
     kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
+    default = {**defaults_of(host), **facts(host).get("recorded", {})}[name]
     allowed, called = kinds.get(type(default), ((int, float), "a number"))
-    if value is None and (default is None or where.endswith(("clip_ratio_low", "clip_ratio_high"))):
+    if value is None and (default is None or name in ("clip_ratio_low", "clip_ratio_high")):
         return
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise ConfigError(f"{where} = {value!r}, expected {called}.")
+    if name in facts(host).get("steps", {}) and (value < 1 if isinstance(value, int) else isinstance(value, float)):
+        raise ConfigError(f"{where} = {value!r}, expected a whole number of at least 1.")

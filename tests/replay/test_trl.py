@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab.look.alternatives import effect_of
-from rlstab.look.host_loss import formula_of, judge, terms_of
+from rlstab.look.host_loss import judge, terms_of
+from rlstab.look.recorded_loss import loss_of
 from rlstab.record import Step, read_dump
 from tests.adapters.jobs import farthest, model, same_weights
 from tests.adapters.trl_jobs import over_ranks, run
@@ -57,10 +58,10 @@ def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, A
     header = dump.steps[0].header
     assert (header.temperature, header.top_p, header.top_k, header.logprobs_mode) == (1.0, 1.0, 0, None)
     for step in dump.steps:
-        formula, told = formula_of(step), step.header.loss
-        assert formula is not None
+        loss, told = loss_of(step), step.header.loss
+        assert loss is not None
         assert told is not None
-        expected = {kind: terms_of(formula, step, kind).sum(1) for kind in ("losses", "gradient")}
+        expected = {kind: terms_of(loss, step, kind).sum(1) for kind in ("losses", "gradient")}
         assert torch.allclose(expected["losses"], torch.tensor(told.values).double(), atol=1e-6, rtol=0)
         apart = (expected["gradient"] - step.tensors["coefficients"]).abs().max()
         assert apart < 1e-5 * expected["gradient"].abs().max()
@@ -92,9 +93,10 @@ def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> 
     steps = read_dump(folder / "own" / "dump").steps
     assert agrees(steps, "rlstab") < 1e-6
     for step, after in zip(steps, results["own"][0]["steps"], strict=True):
-        formula = formula_of(step)
-        assert formula is not None
-        _, seen, state = effect_of(step, formula.objective, formula.state)
+        loss = loss_of(step)
+        assert loss is not None
+        assert loss.objective is not None
+        _, seen, state = effect_of(step, loss.objective, loss.state)
         assert state == after["settled"]
         dropped = ~seen.kept
         assert dropped.any()
