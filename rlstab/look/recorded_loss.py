@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import (
     OVER_TOKENS,
@@ -25,6 +26,7 @@ from rlstab.adapters.host_objective import (
 from rlstab.config import load_objective
 from rlstab.config.user_code import code_in
 from rlstab.core.batch import BASICS, TokenBatch
+from rlstab.core.comm import LocalComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import Plan, Scope, make_plan
@@ -86,6 +88,7 @@ class Loss:
         by_gradient: only the gradient of the objective is that of the loss, not its value.
         nearly: a sentence for each way in which the objective differs from the loss.
         unloaded: user-defined methods for which what they did stands in.
+        with_empty: whether responses without tokens count in a mean over responses, as in TRL.
     """
 
     objective: Composition | None
@@ -96,12 +99,14 @@ class Loss:
     by_gradient: bool = False
     nearly: Sequence[str] = ()
     unloaded: Sequence[str] = ()
+    with_empty: bool = False
 
     def plan(self, parts: Sequence[TokenBatch]) -> Plan:
         """The decisions of the objective in an optimizer step of these parts."""
         assert self.objective is not None
         with no_fit_warnings(), warnings.catch_warnings(action="ignore"):
-            return make_plan(self.objective, parts, self.state, scope=self.scope)
+            plan = make_plan(self.objective, parts, self.state, scope=self.scope)
+        return with_empty_responses(plan, parts, LocalComm()) if self.with_empty else plan
 
 
 def loss_of(step: Step) -> Loss | None:
@@ -111,11 +116,17 @@ def loss_of(step: Step) -> Loss | None:
         return None
     host, _, kind = loss.name.partition("/")
     try:
-        if host in ("trl", "verl"):
-            return (_of_trl if host == "trl" else _of_verl)(kind, loss.settings, step)
-        return _of_objective(loss.settings, step) if loss.name in ("rlstab", "prime-rl/default") else None
+        if host == "trl":
+            found = _of_trl(kind, loss.settings, step)
+        elif host == "verl":
+            found = _of_verl(kind, loss.settings, step)
+        elif loss.name in ("rlstab", "prime-rl/default"):
+            found = _of_objective(loss.settings, step)
+        else:
+            return None
     except (ValidationError, RlstabError):
         return None
+    return replace(found, with_empty=step.header.host.startswith("trl"))
 
 
 def _of_objective(settings: Mapping[str, Any], step: Step) -> Loss:

@@ -9,12 +9,13 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from rlstab.look.alternatives import effect_of
+from rlstab.adapters.host_objective import methods_of
+from rlstab.look.alternatives import effect_of, own_objective
 from rlstab.look.host_loss import judge, terms_of
 from rlstab.look.recorded_loss import loss_of
 from rlstab.record import Step, read_dump
 from tests.adapters.jobs import farthest, model, same_weights
-from tests.adapters.trl_jobs import over_ranks, run
+from tests.adapters.trl_jobs import config, over_ranks, run
 
 pytestmark = pytest.mark.filterwarnings("default")
 #: Four optimizer steps of four micro-batches over one generation taken twice, with a reference.
@@ -123,14 +124,28 @@ def test_a_dumped_run_is_not_changed(tmp_path: Path) -> None:
         {"loss_type": "cispo"},
         {"entropy_coef": 0.01, "delta": 1.5},
         {"use_bias_correction_kl": False, "beta": 0.2},
+        {"loss_type": "sapo", "sapo_temperature_neg": 1.3},
+        {"loss_type": "vespo", "steps_per_generation": 8},
+        {"top_entropy_quantile": 0.5},
+        {"off_policy_mask_threshold": 0.005},
+        {"use_adaptive_entropy": True, "entropy_target": 1.0, "entropy_coef": 0.02},
+        {"importance_sampling_level": "sequence", "delta": 1.05},
     ],
     ids=str,
 )
 def test_other_settings_are_reproduced(change: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path, dumped=True, learning_rate=0.01, **{**CUT, **change})
-    agrees(read_dump(tmp_path / "dump").steps, f"trl/{change.get('loss_type', 'dapo')}")
+    steps = read_dump(tmp_path / "dump").steps
+    agrees(steps, f"trl/{change.get('loss_type', 'dapo')}")
+    trained = {method["name"] for method in methods_of(config(tmp_path, **{**CUT, **change}))}
+    assert trained <= {member.name for member in own_objective(steps).members}
+    halved = [step.having({"coefficients": step.tensors["coefficients"] / 2}) for step in steps]
+    assert judge(halved).agrees is not True
 
 
-def test_a_mask_that_the_formula_lacks_is_not_judged(tmp_path: Path) -> None:
-    run(tmp_path, dumped=True, **{**CUT, "top_entropy_quantile": 0.5, "max_steps": 1})
-    assert judge(read_dump(tmp_path / "dump").steps).agrees is None
+def test_a_quantile_over_processes_is_not_called_an_error(tmp_path: Path) -> None:
+    job = {**CUT, "top_entropy_quantile": 0.5, "max_steps": 1, "dumped": True}
+    over_ranks(tmp_path, {"run": job})
+    verdict = judge(read_dump(tmp_path / "run" / "dump").steps)
+    assert verdict.agrees is None
+    assert "quantile of each micro-batch" in verdict.sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,10 +12,8 @@ from torch import Tensor
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
-from rlstab.core.comm import Comm
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
 from rlstab.hosts import facts
 from rlstab.signals import SIGNAL_NAMES
@@ -169,15 +166,3 @@ def batch_of(
         **named,
     )
     return batch, (lost & response_mask(inputs)).count_nonzero()
-
-
-def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
-    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
-
-    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
-    not.
-    """
-    every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
-    empty = float(comm.sum(every)) - plan.everything.sequences
-    kept, everything = (replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything))
-    return replace(plan, kept=kept, everything=everything)

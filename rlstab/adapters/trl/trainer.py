@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
+from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
@@ -40,7 +41,6 @@ from rlstab.adapters.trl.responses import (
     response_mask,
     stamp,
     stamp_missing,
-    with_empty_responses,
 )
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
