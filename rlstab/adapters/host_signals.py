@@ -11,17 +11,18 @@ from rlstab.console import capital
 from rlstab.core.batch import TokenBatch, impossible
 from rlstab.core.stats import Mean
 from rlstab.errors import MissingSignal
-from rlstab.hosts import HOSTS, facts
+from rlstab.hosts import HOSTS
 
 
 def held_signals(
-    needs: Set[str], columns: Mapping[str, Tensor], old: Tensor, *, host: str
+    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, str], old: Tensor, *, host: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, replaced by ``old``.
 
     Args:
         needs: of the objective.
         columns: tensors of the host.
+        names: of the columns, by signal.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
         host: key of :data:`rlstab.hosts.HOSTS`.
 
@@ -29,9 +30,8 @@ def held_signals(
         MissingSignal: a column is missing that was promised when the trainer was made.
     """
     signals = {}
-    for name, column in facts(host)["columns"].items():
-        if name not in needs:
-            continue
+    for name in sorted(needs & names.keys()):
+        column = names[name]
         if columns.get(column) is None:
             what = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
             raise MissingSignal(f"{what}. {capital(HOSTS[host].cure(name))}.")

@@ -144,10 +144,11 @@ class PolicyLoss:
         if part.get("pixel_values") is not None:
             raise HostError("the adapter for SkyRL does not pass on images. Train a text-only model.")
         needs, device = self.objective.needs, next(worker.model.parameters()).device
-        names = (*_READ, *facts("skyrl")["columns"].values())
-        columns = {name: part.get(name).to(device) for name in names if part.get(name) is not None}
+        names = facts("skyrl")["columns"]
+        read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
+        columns = {name: part.get(name).to(device) for name in read}
         old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals, lost = held_signals(needs, columns, old, host="skyrl")
+        signals, lost = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
             signals |= _evidence(worker, columns, width)
         known: dict[str, Any] = {**signals}

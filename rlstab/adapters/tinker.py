@@ -228,9 +228,9 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         elif name in _FIELDS:
             raise MissingSignal(f"a Datum has no '{name}'. {_HOW.format(name=name)}")
     old = columns.get("old_logprobs", columns["logprobs"])
-    names = {name: (name, _HOW.format(name=name)) for name in needs - {"logprobs", "old_logprobs", "advantages"}}
-    names["rollout_logprobs"] = ("logprobs", "")
-    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="Tinker")
+    names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
+    names["rollout_logprobs"] = "logprobs"
+    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
     known: dict[str, Any] = {name: values for name, values in held.items() if name in SIGNALS}

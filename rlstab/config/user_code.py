@@ -168,9 +168,9 @@ def code_in(data: Any) -> list[str]:
     return names
 
 
-def relocated(data: Any, files: Sequence[str | Path]) -> Any:
+def relocated(data: Any, files: Sequence[str]) -> Any:
     """Data whose user code is in these files: each takes the place of a file of the same name."""
-    homes = {Path(file).name: str(file) for file in files}
+    homes = {Path(file).name: file for file in files}
     return _changed(
         data, lambda file, name, keys: f"{homes.get(Path(file).name, file)}:{name}", lambda text, keys: text, ()
     )

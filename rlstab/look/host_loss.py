@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstab.console import capital, counted
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
-from rlstab.look.recorded_loss import Formula, Loss, loss_of, scaled_rewards
+from rlstab.look.recorded_loss import Formula, Loss, loss_of
 from rlstab.record import Step
 from rlstab.record.effects import RECORDED
 from rlstab.report.formatting import listed
@@ -575,8 +575,10 @@ def _located(loss: Loss, step: Step, kind: str) -> str:
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
     """Advantages that are not those that TRL makes of the rewards, in groups that are complete."""
     for step in steps:
-        kind, size = scaled_rewards(step)
-        rewards = step.tensors.get("rewards")
+        loss, rewards = loss_of(step), step.tensors.get("rewards")
+        said = {} if loss is None else loss.settings
+        summed_first = said.get("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
+        kind, size = said.get("scale_rewards") if summed_first else "", said.get("num_generations", 0)
         if kind not in ("group", "none") or not 0 < size < 10**6 or rewards is None or "group_ids" not in step.tensors:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)

@@ -143,11 +143,12 @@ def _read_tokens(
     from rlstab.look.alternatives import alternatives_of, chosen  # these import torch, which a log does without
     from rlstab.look.gradient import gradient_of, shares_of
     from rlstab.look.host_loss import judge
+    from rlstab.look.recorded_loss import with_code
     from rlstab.look.sampler import sampler_of
-    from rlstab.record.effects import with_code
 
     run.notes += [note for note in dump.notes if note not in run.notes]
-    dump = replace(dump, steps=with_code(dump.steps, code))
+    if code:
+        dump = replace(dump, steps=[with_code(step, code) for step in dump.steps])
     run.loss = judge(dump.steps)
     if model is not None:
         from rlstab.look.forward import completed

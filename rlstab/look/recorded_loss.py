@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,11 +25,11 @@ from rlstab.adapters.host_objective import (
     verl_objective_of,
 )
 from rlstab.config import load_objective
-from rlstab.config.user_code import code_in
+from rlstab.config.user_code import code_in, portable
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, TokenObjective, no_fit_warnings
+from rlstab.core.objective import State, no_fit_warnings
 from rlstab.core.plan import Plan, Scope, make_plan
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.hosts import facts, own_correction
@@ -59,7 +60,7 @@ class Formula(BaseModel):
         tokens: denominator of ``step``; 0 counts the tokens of the step.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     mean: Literal["step", "rank", "part", "response", "length", "sum"] = "step"
     whole: bool = False
     low: float = 0.2
@@ -88,6 +89,7 @@ class Loss:
         by_gradient: only the gradient of the objective is that of the loss, not its value.
         nearly: a sentence for each way in which the objective differs from the loss.
         unloaded: user-defined methods for which what they did stands in.
+        settings: of the host, by its names.
         with_empty: whether responses without tokens count in a mean over responses, as in TRL.
     """
 
@@ -99,6 +101,7 @@ class Loss:
     by_gradient: bool = False
     nearly: Sequence[str] = ()
     unloaded: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     with_empty: bool = False
 
     def plan(self, parts: Sequence[TokenBatch]) -> Plan:
@@ -115,38 +118,43 @@ def loss_of(step: Step) -> Loss | None:
     if loss is None:
         return None
     host, _, kind = loss.name.partition("/")
+    readers = {"trl": _of_trl, "verl": _of_verl, "rlstab": _of_objective, "prime-rl": _of_objective}
     try:
-        if host == "trl":
-            found = _of_trl(kind, loss.settings, step)
-        elif host == "verl":
-            found = _of_verl(kind, loss.settings, step)
-        elif loss.name in ("rlstab", "prime-rl/default"):
-            found = _of_objective(loss.settings, step)
-        else:
-            return None
+        found = readers[host](kind, loss.settings, step) if host in readers else None
     except (ValidationError, RlstabError):
         return None
-    return replace(found, with_empty=step.header.host.startswith("trl"))
+    return found and replace(found, with_empty=step.header.host.startswith("trl"))
 
 
-def _of_objective(settings: Mapping[str, Any], step: Step) -> Loss:
-    data, state = settings.get("objective", []), settings.get("state")
-    objective, unloaded = objective_of(data, step)
-    if state and code_in(data):
+def with_code(step: Step, files: Sequence[str | Path]) -> Step:
+    """The step with files from which the user-defined methods of its loss are loaded: their code is run.
+
+    Raises:
+        ConfigError: the loss has no method in a file of this name.
+    """
+    names = [] if step.header.loss is None else code_in(portable(step.header.loss.settings))
+    for file in files:
+        if not any(name.startswith(f"{Path(file).name}:") for name in names):
+            has = f"is in {', '.join(names)}" if names else "is in no file"
+            raise ConfigError(f"--code {file}: no method of the loss is in a file of this name. It {has}.")
+    step = replace(step, code=[str(file) for file in files])
+    objective_of(step)  # errors of the code are the user's to read
+    return step
+
+
+def _of_objective(kind: str, settings: Mapping[str, Any], step: Step) -> Loss:
+    objective, unloaded = objective_of(step)
+    state = settings.get("state")
+    if state and code_in(settings):
         state = {key: state.get(key, initial) for key, initial in objective.init_state().items()}
-    return Loss(
-        _corrected(objective, step),
-        state=state,
-        scope=settings.get("scope", "step"),
-        by_gradient=bool(unloaded),
-        unloaded=unloaded,
-    )
+    scope = settings.get("scope", "step")
+    return Loss(_corrected(objective, step), state=state, scope=scope, by_gradient=bool(unloaded), unloaded=unloaded)
 
 
-def _corrected(objective: TokenObjective, step: Step) -> Composition:
+def _corrected(objective: Composition, step: Step) -> Composition:
     """With the weights by which the host corrects for the sampler, unless the objective has them."""
     weighs = "weights" in step.tensors and own_correction(objective) is None
-    return compose(objective, *([HostCorrection()] if weighs else []))
+    return compose(objective, HostCorrection()) if weighs else objective
 
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
@@ -162,16 +170,17 @@ def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     generations = step.accumulation / config.steps_per_generation
     config.steps_per_generation = step.accumulation  # TRL's count of tokens is a factor of every token
     methods, nearly = methods_of(config), deviations_of(config)
-    if kind in ("sapo", "vespo") and not any(name.startswith(kind) for name in settings):
-        nearly.append(f"The dump lacks the settings of {kind}: TRL's defaults stand for them.")
-    if more:
-        nearly.append("The dump lacks a mask of tokens or responses, or an adaptive entropy bonus.")
+    if more or (kind in ("sapo", "vespo") and not any(name.startswith(kind) for name in settings)):
+        nearly.append("The dump lacks settings of TRL's loss: its defaults stand for them.")
     fields = {"length": config.max_completion_length, "tokens": 0.0}
     fields |= {"bnpo": {"mean": "part"}, "luspo": {"mean": "sum"}}.get(kind, {})
     if kind in OVER_TOKENS and kind != "bnpo":  # TRL counts the tokens of a generation
         fields["tokens"] = (settings.get("num_items_in_batch") or 0.0) * generations
+    if config.delta is not None and kind != "cispo":  # a clip has it in its bounds, where no error can leave it out
+        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+        fields |= {"high": high, "cap": config.delta, "dual": math.inf}
     fields |= words
-    formula = None if more else _formula(_with_cap(methods, config), fields)
+    formula = None if more else _formula(methods, fields)
     if methods[0].get("cap", 1) < 1:
         nearly.append(f"cispo: TRL's largest ratio is {methods[0]['cap']:g}, that of the objective 1.")
         methods[0]["cap"] = 1.0
@@ -179,15 +188,7 @@ def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     # TRL's quantile is of a micro-batch over all processes
     alone = config.top_entropy_quantile < 1 and config.world_size == 1
     scale = float(step.mask.sum()) / fields["tokens"] if formula is None and fields["tokens"] else 1.0
-    return replace(loss, scope="microbatch" if alone else "step", scale=scale)
-
-
-def _with_cap(methods: Methods, config: Any) -> Methods:
-    """The methods with TRL's ``delta`` as it is: a clip has it in its bounds, where no error can leave it out."""
-    if config.delta is None or methods[0]["name"] != "clip_higher":
-        return methods
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    return [{"name": "clip_higher", "low": config.epsilon, "high": high, "ratio_cap": config.delta}, *methods[1:]]
+    return replace(loss, scope="microbatch" if alone else "step", scale=scale, settings=settings)
 
 
 def _of_verl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
@@ -195,7 +196,7 @@ def _of_verl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     settings["loss_mode"] = kind
     methods, nearly = verl_objective_of(settings), verl_deviations_of(settings)
     formula = _formula(methods, {"whole": True, **words}) if kind == "vanilla" else None
-    return _of_methods([] if words else methods, nearly, formula, step)
+    return replace(_of_methods([] if words else methods, nearly, formula, step), settings=settings)
 
 
 def host_settings(host: str, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,36 +211,19 @@ def host_settings(host: str, recorded: Mapping[str, Any]) -> tuple[dict[str, Any
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in {**before, **recorded}.items():
-        meant = words.get(name, name)
-        if isinstance(meant, str):
-            (settings if meant in names else rest)[meant] = value
+        if (meant := words.get(f"{name} {value}")) is not None:
+            settings |= meant
         else:
-            ((setting, values),) = meant.items()
-            same = [theirs for ours, theirs in values.items() if type(ours) is type(value) and ours == value]
-            settings |= {setting: same[0]} if same else {}
-            rest |= {} if same else {name: value}
+            setting = words.get(name, name)
+            (settings if setting in names else rest)[setting] = value
     for name, value in settings.items():
         check_value(host, name, value, f"{host}: {name}")
     return settings, rest
 
 
-def scaled_rewards(step: Step) -> tuple[str, int]:
-    """TRL's ``scale_rewards``, by which it makes advantages of rewards, and responses of a prompt; empty if unknown."""
-    loss = step.header.loss
-    host = "" if loss is None else loss.name.partition("/")[0]
-    if loss is None or host not in ("trl", "verl"):
-        return "", 0
-    try:
-        settings, _ = host_settings(host, loss.settings)
-    except RlstabError:
-        return "", 0
-    summed = settings.get("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
-    return settings.get("scale_rewards", "") if summed else "", int(settings.get("num_generations", 0))
-
-
 #: By the name of a method, the field of a formula that each of its settings is, and fields that it sets itself.
 _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
-    "clip_higher": ({"low": "low", "high": "high", "dual_clip": "dual", "ratio_cap": "cap"}, {}),
+    "clip_higher": ({"low": "low", "high": "high", "dual_clip": "dual"}, {}),
     "cispo": ({"cap": "high"}, {"weight": True}),
     "gspo": ({}, {"sequence": True}),
     "sequence_mean": ({}, {"mean": "response"}),
@@ -256,7 +240,8 @@ def _formula(methods: Methods, fields: Mapping[str, Any]) -> Formula | None:
         if method["name"] not in _FIELDS:
             return None
         names, sets = _FIELDS[method["name"]]
-        values |= sets | {names[key]: value for key, value in method.items() if key in names and value is not None}
+        values.update(sets)
+        values |= {names[key]: value for key, value in method.items() if key in names and value is not None}
     return Formula.model_validate({**values, **fields})
 
 

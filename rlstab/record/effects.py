@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +14,13 @@ from torch import Tensor
 from rlstab.config import load_objective
 from rlstab.config.user_code import code_in, portable, relocated
 from rlstab.core.batch import TokenBatch
-from rlstab.core.compose import compose, walk
+from rlstab.core.compose import Composition, compose, walk
 from rlstab.core.loss import Part, bounded_exp, held_ratio, token_log_ratio
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Constants, Gate, Terms, merge_terms
-from rlstab.errors import ConfigError
 from rlstab.record.step import DID, Step
 
 #: The actions that a method can take on a token.
@@ -206,34 +203,26 @@ def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyO
     return tensors
 
 
-def objective_of(data: Any, step: Step) -> tuple[TokenObjective, list[str]]:
+def objective_of(step: Step) -> tuple[Composition, list[str]]:
     """The objective in the settings of a recorded loss, and the names of its methods whose code is not loaded.
 
-    What these did in the step stands in for them: a record never runs code by itself, see :func:`with_code`.
-
-    Args:
-        data: methods in YAML, or made.
-        step: that the loss is of.
+    What these did stands in for them. Code is loaded only from files in :attr:`Step.code`.
 
     Raises:
         RlstabError: it is not an objective.
     """
-    items = data if isinstance(data, list) else [data]
-    made = [item for item in items if isinstance(item, TokenObjective)]
-    unloaded = [item for item in items if code_in(item) and not _is_observed(item)]
-    shipped = [item for item in items if not isinstance(item, TokenObjective) and not code_in(item)]
+    data = [] if step.header.loss is None else relocated(step.header.loss.settings.get("objective", []), step.code)
+    ready, unloaded = list[Any](), list[Any]()
+    for item in data if isinstance(data, list) else [data]:
+        if all(text.rpartition(":")[0] in step.code for text in code_in(item)):
+            ready.append(item)
+        elif not (isinstance(item, Mapping) and item.get("name") == "observe"):
+            unloaded.append(item)
     with no_fit_warnings():
-        members = load_objective(shipped).members if shipped or not made + unloaded else ()
-        objective = compose(*members, *made)
-        if not unloaded:
-            return objective, []
+        objective = load_objective(ready) if ready or not unloaded else compose()
         keys = {*objective.keyed, ""}
-        stand_in = _stand_in([name for name in step.tensors if _member_in(name) not in keys])
-        return compose(objective, stand_in), code_in(portable(unloaded))
-
-
-def _is_observed(item: Any) -> bool:
-    return isinstance(item, Mapping) and item.get("name") == "observe"
+        others = [name for name in step.tensors if _member_in(name) not in keys]
+        return compose(objective, *([_stand_in(others)] if unloaded else [])), code_in(portable(unloaded))
 
 
 def _member_in(name: str) -> str:
@@ -241,21 +230,24 @@ def _member_in(name: str) -> str:
     return re.split("[/:]", name.removeprefix(DID))[0] if name.startswith(DID) and name.count("/") > 1 else ""
 
 
+def _constant(values: Tensor) -> dict[str, Gate]:
+    return {"": Gate(lambda ratio, constants: values)}
+
+
 #: The name of the method that stands in for those whose code is not loaded.
 RECORDED = "recorded"
 #: By the end of the name of a tensor: the field of Terms by which a stand-in has the same gradient, and what is in it.
-_FIELDS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+_FIELDS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
     "dropped": ("keep", lambda marks: marks == 0),
     "weight": ("weight", lambda values: values),
     "bonus": ("bonus", lambda values: values),
-    "gate": ("gates", lambda values: values),
-    "clipped": ("gates", lambda marks: 1 - marks),
+    "gate": ("gates", _constant),
+    "clipped": ("gates", lambda marks: _constant(1 - marks)),
     "unclipped": ("unclipped", lambda marks: marks > 0),
 }
 
 
 def _stand_in(columns: Sequence[str]) -> TokenObjective:
-    """A method that does again what tensors say, as constants."""
     fields = {column: _FIELDS[end] for column in columns if (end := column.rpartition("/")[2]) in _FIELDS}
 
     class Recorded(TokenObjective):
@@ -266,54 +258,10 @@ def _stand_in(columns: Sequence[str]) -> TokenObjective:
         writes = frozenset(field for field, _ in fields.values())
 
         def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-            return merge_terms({re.sub(r"\W", "_", column): self._part(batch, column) for column in fields})
-
-        def _part(self, batch: TokenBatch, column: str) -> Terms:
-            field, read = fields[column]
-            values = read(batch.signal(column))
-            return Terms(**{field: {"": Gate(lambda ratio, constants: values)} if field == "gates" else values})
+            parts = {column: Terms(**{field: read(batch.signal(column))}) for column, (field, read) in fields.items()}
+            return merge_terms({re.sub(r"\W", "_", column): part for column, part in parts.items()})
 
     return Recorded()
-
-
-def with_code(steps: Sequence[Step], files: Sequence[str | Path]) -> list[Step]:
-    """The steps, with the user-defined methods of their losses loaded from files of the same names.
-
-    Args:
-        steps: of a dump.
-        files: given by the user, since their code is run.
-
-    Raises:
-        ConfigError: a file cannot be loaded, or the dump names no method in it.
-    """
-    used, made, named = set[str](), dict[str, Any](), set[str]()
-
-    def loaded(item: Any) -> Any:
-        located = relocated(item, files)
-        homes = {text.rpartition(":")[0] for text in code_in(located)}
-        named.update(code_in(portable(item)))
-        if not homes or not homes <= set(map(str, files)):
-            return item
-        used.update(homes)
-        key = json.dumps(item)
-        if key not in made:
-            with no_fit_warnings():
-                made[key] = load_objective([located]).members[0]
-        return made[key]
-
-    def changed(step: Step) -> Step:
-        loss = step.header.loss
-        if loss is None or not isinstance(items := loss.settings.get("objective"), list) or not code_in(items):
-            return step
-        settings: Any = {**loss.settings, "objective": [loaded(item) for item in items]}
-        loss = loss.model_copy(update={"settings": settings})
-        return replace(step, header=step.header.model_copy(update={"loss": loss}))
-
-    steps = [changed(step) for step in steps]
-    for file in sorted(set(map(str, files)) - used):
-        has = f"It names {', '.join(sorted(named))}." if named else "It names none in any file."
-        raise ConfigError(f"--code {file}: the dump names no method in a file of this name. {has}")
-    return steps
 
 
 def token_ratio(step: Step) -> Tensor:

@@ -121,11 +121,13 @@ class Step:
         header: of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
         tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: by micro-batch, the rank that it was on.
+        code: files that the user named, whose user-defined methods may be loaded.
     """
 
     header: Header
     tensors: Mapping[str, Tensor]
     ranks: Sequence[int]
+    code: Sequence[str] = ()
 
     @property
     def number(self) -> int:

@@ -140,7 +140,7 @@ def batch_of(
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, now, unread) if values is not None)
-    held, lost = held_signals(needs, inputs, anchor, host="trl")
+    held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
     named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
     if "truncated" in needs:
         named["truncated"] = truncated(inputs, ends)

@@ -83,7 +83,7 @@ class MiniBatch:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
         """
         needs = objective.needs
-        signals, lost = held_signals(needs, self.columns, self.columns["old_log_probs"], host="verl")
+        signals, lost = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
         made = {"truncated": self.truncated, **self.evidence}
         signals |= {name: values for name, values in made.items() if name in {"logprobs", "entropies", *needs}}
         signals |= {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
