@@ -145,7 +145,7 @@ def with_code(step: Step, files: Sequence[str | Path]) -> Step:
 def _of_objective(kind: str, settings: Mapping[str, Any], step: Step) -> Loss:
     objective, unloaded = objective_of(step)
     state = settings.get("state")
-    if state and code_in(settings):
+    if isinstance(state, Mapping) and code_in(settings):
         state = {key: state.get(key, initial) for key, initial in objective.init_state().items()}
     scope = settings.get("scope", "step")
     return Loss(_corrected(objective, step), state=state, scope=scope, by_gradient=bool(unloaded), unloaded=unloaded)
@@ -167,7 +167,7 @@ def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     settings, words = host_settings("trl", recorded)
     config = settings_of_trl({"gradient_accumulation_steps": step.accumulation, **settings, "loss_type": kind})
     config.world_size = step.header.ranks
-    generations = step.accumulation / config.steps_per_generation
+    generations = step.accumulation / max(1, config.steps_per_generation)
     config.steps_per_generation = step.accumulation  # TRL's count of tokens is a factor of every token
     methods, nearly = methods_of(config), deviations_of(config)
     if more or (kind in ("sapo", "vespo") and not any(name.startswith(kind) for name in settings)):

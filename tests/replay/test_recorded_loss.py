@@ -1,4 +1,4 @@
-"""What a dump says of its loss becomes the objective that was trained: by the host's settings, or with user-defined code.
+"""What a dump says of its loss becomes the objective that was trained, with methods of the user's too.
 
 The losses here are written as TRL writes them, by autograd, and share no code with the judge's.
 """
