@@ -143,12 +143,13 @@ def with_code(step: Step, files: Sequence[str | Path]) -> Step:
 
 
 def _of_objective(kind: str, settings: Mapping[str, Any], step: Step) -> Loss:
-    objective, unloaded = objective_of(step)
-    state = settings.get("state")
-    if isinstance(state, Mapping) and code_in(settings):
-        state = {key: state.get(key, initial) for key, initial in objective.init_state().items()}
-    scope = settings.get("scope", "step")
-    return Loss(_corrected(objective, step), state=state, scope=scope, by_gradient=bool(unloaded), unloaded=unloaded)
+    methods, unloaded = objective_of(step)
+    objective, state = _corrected(methods, step), settings.get("state")
+    initial, scope = objective.init_state(), settings.get("scope", "step")
+    if isinstance(state, Mapping):  # a method that is not loaded keeps none, and the host's correction has none
+        dropped = state.keys() - initial.keys() if code_in(settings) else set()
+        state = {**initial, **{key: value for key, value in state.items() if key not in dropped}}
+    return Loss(objective, state=state, scope=scope, by_gradient=bool(unloaded), unloaded=unloaded)
 
 
 def _corrected(objective: Composition, step: Step) -> Composition:
