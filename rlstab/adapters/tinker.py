@@ -70,6 +70,7 @@ class TinkerLoss:
         self.step = OptimizerStep(self.objective, self.objective.init_state() if state is None else state)
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        data = _checked(data)
         step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
         batch, lost = batch_of(data, live.detach(), self.objective.needs)
         step.make_plan([batch])
@@ -131,9 +132,10 @@ class TinkerTrainer:
 
         Raises:
             HostError: the last step is still under way, with other data.
+            ShapeError: there is no data.
             MissingSignal: the data lacks a field that the objective reads.
         """
-        data = list(data)
+        data = _checked(data)
         if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
             raise HostError(
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
@@ -271,8 +273,16 @@ def _chosen(objective: Given) -> Composition:
     chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
     check_complete(chosen)
     host = adapted("tinker")
-    replace(host, gives=host.gives | chosen.needs).require(chosen)  # any field may be given
+    replace(host, release="", gives=host.gives | chosen.needs).require(chosen)  # any field may be given
     return chosen
+
+
+def _checked(data: Sequence[Any]) -> list[Any]:
+    """The data of an optimizer step; a server has no log-probs for none, or for no token."""
+    data = list(data)
+    if not any(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data):
+        raise ShapeError("an optimizer step has no data with target_tokens. Leave it out, or give it some.")
+    return data
 
 
 def _flat(values: Tensor, name: str) -> Tensor:

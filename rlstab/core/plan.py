@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from rlstab.core.objective import (
     terms_of,
 )
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.settings import check_choices
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
 from rlstab.core.validate import check_state
@@ -183,8 +184,7 @@ def make_plan(
         OutOfRange: ``scope`` is unknown, the state belongs to another objective, two parts share a sequence id, a
             log-prob is above 0, or an entropy is far below 0.
     """
-    if scope not in get_args(Scope):
-        raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
+    check_choices(make_plan, scope=scope)
     comm = LocalComm() if comm is None else comm
     parts = _checked_parts(parts)
     check_methods("make_plan", (objective,))

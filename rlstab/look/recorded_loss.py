@@ -163,7 +163,7 @@ def _corrected(objective: Composition, step: Step) -> Composition:
 
 def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     kind, _, more = kind.partition(" with ")  # by earlier releases, for what their dumps do not hold
-    if kind not in facts("trl")["loss_types"]:
+    if kind not in facts("trl")["values"]["loss_type"]:
         raise ConfigError(f"loss_type = {kind!r} is not one of TRL's.")
     settings, words = host_settings("trl", recorded)
     config = settings_of_trl({"gradient_accumulation_steps": step.accumulation, **settings, "loss_type": kind})

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from rlstab.console import Terminal, counted
 from rlstab.files import is_file
-from rlstab.report.comparison import Comparison, compare
+from rlstab.report.comparison import By, Comparison, compare
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.output import refuse_foreign, write_text
@@ -33,7 +33,7 @@ def make_report(
     methods: Mapping[str, str] | None = None,
     metrics: Sequence[str] = (),
     baseline: str | None = None,
-    by: str = "rollouts",
+    by: By = "rollouts",
     console: Console | None = None,
 ) -> Comparison:
     """Compare runs and write the report.

@@ -174,7 +174,6 @@ class DumpCallback(TrainerCallback):
         return settings | {
             "num_items_in_batch": None if tokens is None else float(tokens),
             "scale_rewards": self.trainer.scale_rewards,
-            "multi_objective_aggregation": args.multi_objective_aggregation,
         }
 
 
