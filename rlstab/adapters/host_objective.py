@@ -136,6 +136,7 @@ def deviations_of(config: Any) -> list[str]:
     Raises:
         ConfigError: see :func:`objective_of`.
     """
+    check_trl_values(config)
     weighted = any(method["name"] == "vespo" and method.get("anchor") for method in methods_of(config))
     kind, quantile = config.loss_type, config.top_entropy_quantile < 1
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1

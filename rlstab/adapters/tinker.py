@@ -27,6 +27,7 @@ from rlstab.adapters.host_signals import held_signals, unscored
 from rlstab.adapters.identity import distinct_hashes, hashes
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.config import load_objective
+from rlstab.console import capital
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
@@ -41,7 +42,6 @@ Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER, STATE = "tinker.txt", "state-"
 _FIELDS = ("mask", "advantages", "logprobs")
-_HOW = "Give each Datum the field loss_fn_inputs['{name}']."
 #: The server's loss that is linear in the log-probs: its gradient by a log-prob is minus the weight of the token.
 _LINEAR = "cross_entropy"
 
@@ -228,7 +228,7 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         if all(row is not None for row in rows):
             columns[name] = _column(name, rows, data)
         elif name in _FIELDS:
-            raise MissingSignal(f"a Datum has no '{name}'. {_HOW.format(name=name)}")
+            raise MissingSignal(f"a Datum has no '{name}'. {capital(adapted('tinker').cure(name))}.")
     old = columns.get("old_logprobs", columns["logprobs"])
     names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
     names["rollout_logprobs"] = "logprobs"
