@@ -1,6 +1,6 @@
 """GRPO on a task of rlstab by a Tinker server: the server samples and trains, the objective runs here.
 
-python examples/tinker_chain.py --url http://127.0.0.1:8011 --model MODEL --objective examples/objective.yaml
+python examples/tinker_chain.py --url http://127.0.0.1:8011 --model MODEL
 """
 
 import argparse
@@ -15,7 +15,7 @@ from rlstab.tasks import Chain, Example
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--url", help="of the server; Tinker's own without it")
 parser.add_argument("--model", required=True, help="the base model of the server")
-parser.add_argument("--objective", default="examples/objective.yaml", help="without methods that read entropies")
+parser.add_argument("--objective", help="a file, without methods that read entropies; DAPO without it")
 parser.add_argument("--rollouts", type=int, default=6)
 parser.add_argument("--prompts", type=int, default=4)
 parser.add_argument("--group", type=int, default=4)
@@ -47,7 +47,7 @@ def reward(example: Example, answer: str) -> float:
 
 service = tinker.ServiceClient(base_url=options.url) if options.url else tinker.ServiceClient()
 client = service.create_lora_training_client(base_model=options.model, rank=4)
-trainer = TinkerTrainer(client, options.objective)
+trainer = TinkerTrainer(client, options.objective or [{"preset": "dapo"}])
 task, tokenizer = Chain(), client.get_tokenizer()
 adam = types.AdamParams(learning_rate=options.rate)
 sampling = types.SamplingParams(max_tokens=options.tokens, temperature=1.0)

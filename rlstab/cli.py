@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump, or - for pasted text (this folder)")
     look.add_argument("--methods", **words, metavar="METHOD,...", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    told = "run this code, for user-defined methods of a dump; may be repeated"
+    look.add_argument("--code", action="append", default=[], metavar="FILE.py", help=told)
     look.add_argument("--model", metavar="FOLDER", help="run this model to add the signals that a dump lacks")
     look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
     look.add_argument("--fail-on", **words, metavar="SIGN,...", help="end with exit code 3 if one is present")

@@ -105,9 +105,9 @@ class Host:
         """Its name, and the release that the adapter supports."""
         return f"{self.name} {self.release}".strip()
 
-    def cure(self, name: str) -> str:
-        """What to do about a signal that it lacks, other than removing the method."""
-        return self.how.get(name, self.otherwise.format(name=name))
+    def cure(self, name: str, live: bool = False) -> str:
+        """What to do about a signal or a live output that it lacks, other than removing the method."""
+        return self.how.get(name, type(self).otherwise if live else self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:
         """What an objective needs and this host cannot give; empty if nothing is missing."""

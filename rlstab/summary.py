@@ -31,7 +31,7 @@ def judged(records: Sequence[Mapping[str, Any]]) -> list[Sign]:
     for record in records:
         if record["rollout"] > 0:
             watch.add(record["rollout"], record)
-    return [sign for sign in signs(watch.rows.run(unit="rollout")) if sign.fired is not None]
+    return [sign for sign in signs(watch.rows.run()) if sign.fired is not None]
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from rlstab.adapters import releases
+from rlstab.config import load_objective
 from rlstab.errors import ConfigError
 from rlstab.extras import require
 
@@ -39,10 +40,10 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         return f"{__name__}.{InputArgs.__name__}"
 
     def register(self, cfg: dict[str, Any]) -> None:
-        """Refuse settings that select another trainer of axolotl.
+        """Refuse settings that select another trainer of axolotl, and objectives that cannot be read, before all else.
 
         Raises:
-            ConfigError: names the setting, and what to write instead.
+            ConfigError: names the setting, and what to write instead, or what is wrong with the objective.
         """
         ours, trl = f"{__name__}.{RLStabAxolotlTrainer.__name__}", cfg.get("trl") or {}
         wrong = [
@@ -54,6 +55,9 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         told = [f"Write {name}: {value}" for holds, name, value in wrong if holds]
         if told:
             raise ConfigError(f"the plugin of rlstab works only with axolotl's GRPO trainer. {', and '.join(told)}.")
+        objective = Arguments(**cfg.get("rlstab") or {}).objective
+        if objective is not None:
+            load_objective(objective)
         cfg["trainer_cls"] = ours
 
 

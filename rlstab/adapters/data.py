@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ from rlstab.core.batch import TokenBatch, layout_of, to_padded
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.compose import compose
 from rlstab.core.loss import Part, counts, token_mean
+from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Stat, settle
-from rlstab.errors import OutOfRange
 from rlstab.hosts import own_bounds, require_data_level
 
 Over = Literal["tokens", "sequences", "nothing"]
@@ -51,9 +51,7 @@ class HostMean:
     counts: Counts = "mask"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("over", self.over, get_args(Over)), ("counts", self.counts, get_args(Counts))):
-            if value not in known:
-                raise OutOfRange(f"HostMean: {name} = {value!r}. Write one of: {', '.join(map(repr, known))}.")
+        check_choices(HostMean.__init__, over=self.over, counts=self.counts)
 
     def share(self, batch: TokenBatch, mask: Tensor, tokens: float, sequences: float) -> Tensor:
         """``(n,)`` float64: the weight of each token of the mask in the loss of the host.

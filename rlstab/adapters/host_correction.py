@@ -6,9 +6,9 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import Terms
+from rlstab.record.step import CORRECTION
 
-#: The signal that holds the host's weight of each token.
-CORRECTION = "importance_sampling_ratio"
+__all__ = ["CORRECTION", "HostCorrection"]
 
 
 class HostCorrection(TokenObjective):

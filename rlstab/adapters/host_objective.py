@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
 from rlstab.config.objectives import load_objective
-from rlstab.errors import ConfigError, RlstabError, did_you_mean
+from rlstab.errors import ConfigError, FitWarning, RlstabError, did_you_mean
 from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
@@ -18,10 +20,12 @@ Methods: TypeAlias = list[dict[str, Any]]
 #: Settings of ``GRPOConfig`` that decide TRL's loss and that an objective replaces, with their defaults; and settings
 #: that affect it and stay in effect; and what an optimizer step holds.
 TRL_LOSS, TRL_OTHER, TRL_STEPS = facts("trl")["loss"], facts("trl")["kept"], facts("trl")["steps"]
+#: All values of those settings of ``GRPOConfig`` that are text.
+TRL_VALUES = facts("trl")["values"]
 #: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
 VERL_LOSS = facts("verl")["loss"]
 #: Losses of TRL that are means over tokens; its entropy bonus always is.
-_OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
+OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
 #: Losses of verl that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 _VERL_KL: Mapping[str, str] = {
@@ -41,6 +45,17 @@ def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
     return config
 
 
+def check_trl_values(config: Any) -> None:
+    """Refuse values that TRL refuses, or would not know, and values that only a later TRL knows.
+
+    Raises:
+        ConfigError: names the setting and the nearest value.
+    """
+    for name, default in {**TRL_LOSS, **TRL_OTHER}.items():
+        if not isinstance(default, bool):  # any value is true or false
+            check_value("trl", name, getattr(config, name, default), f"GRPOConfig.{name}")
+
+
 def objective_of(config: Any) -> Methods:
     """The objective that is TRL's loss with these settings; see :func:`deviations_of`.
 
@@ -50,12 +65,23 @@ def objective_of(config: Any) -> Methods:
     Raises:
         ConfigError: no objective is that loss; names the nearest setting for which one is.
     """
-    kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
-    if kind == "cispo" and high < 1:
+    check_trl_values(config)
+    methods = methods_of(config)
+    if methods[0].get("cap", 1) < 1:
         raise ConfigError(
-            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', which must be at least 1 "
-            f"in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
+            f"GRPOConfig.epsilon_high = {methods[0]['cap']} is the largest ratio of loss_type='cispo', which must be "
+            f"at least 1 in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
         )
+    return _loadable(methods)
+
+
+def methods_of(config: Any) -> Methods:
+    """The methods that TRL's loss is made of, even if a setting is out of the range that the method takes.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
     vespo = {
         **{"positive_power": config.vespo_k_pos, "positive_decay": config.vespo_lambda_pos},
         **{"negative_power": config.vespo_k_neg, "negative_decay": config.vespo_lambda_neg},
@@ -76,7 +102,7 @@ def objective_of(config: Any) -> Methods:
     if config.off_policy_mask_threshold is not None:
         anchor = "rollout" if config.use_vllm else "old"
         methods.append({"name": "off_policy_mask", "max_gap": config.off_policy_mask_threshold, "anchor": anchor})
-    over = {} if kind in _OVER_TOKENS else {"aggregate": "token_mean"}
+    over = {} if kind in OVER_TOKENS else {"aggregate": "token_mean"}
     if config.use_adaptive_entropy:
         price = {"initial": config.entropy_coef, "increment": config.entropy_coef_delta}
         price |= {"low": config.entropy_coef_min, "high": config.entropy_coef_max}
@@ -102,27 +128,52 @@ def _clip(config: Any, high: float) -> dict[str, Any]:
 
 
 def deviations_of(config: Any) -> list[str]:
-    """A sentence for each way in which :func:`objective_of` differs from TRL's loss; empty if it is exact."""
+    """A sentence for each way in which :func:`objective_of` differs from TRL's loss; empty if it is exact.
+
+    Args:
+        config: a ``GRPOConfig``, or an object with its attributes.
+
+    Raises:
+        ConfigError: see :func:`objective_of`.
+    """
+    check_trl_values(config)
+    weighted = any(method["name"] == "vespo" and method.get("anchor") for method in methods_of(config))
+    kind, quantile = config.loss_type, config.top_entropy_quantile < 1
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
-    sequence_kl = config.beta and config.use_bias_correction_kl and config.importance_sampling_level == "sequence"
-    weighted = any(method.get("anchor") and method["name"] == "vespo" for method in objective_of(config))
     every = config.steps_per_generation > config.gradient_accumulation_steps
-    bonus, quantile = bool(config.entropy_coef or config.use_adaptive_entropy), config.top_entropy_quantile < 1
-    step = "the objective that of the step"
-    told = [
-        (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
+    bonus, sequence = config.entropy_coef or config.use_adaptive_entropy, config.importance_sampling_level == "sequence"
+    corrected = config.use_vllm and getattr(config, CORRECTION_SETTING)
+    by_token = corrected and config.vllm_importance_sampling_mode.startswith("token")
+    # each token of a response then has the gradient of all
+    shared = sequence and kind not in ("cispo", "vespo")
+    found = [
+        (kind == "bnpo" and cut, "bnpo: TRL takes the mean of each micro-batch, the objective that of the step."),
         (
-            config.loss_type in _OVER_TOKENS and every,
+            kind in ("dapo", "cispo", "vespo") and every,
             "tokens: TRL divides by those of the generation, scaled; the objective by the step's.",
         ),
-        (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
-        (bonus and cut, f"entropy: TRL takes the mean of each micro-batch, {step}."),
+        (
+            quantile and cut,
+            "top_entropy: TRL takes the quantile of each micro-batch, the objective that of the step.",
+        ),
+        (bonus and cut, "entropy: TRL takes the mean of each micro-batch, the objective that of the step."),
         (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
         (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
-        (sequence_kl, "kl: TRL multiplies it by the ratio of the response, the objective by that of the token."),
+        (
+            config.beta and config.use_bias_correction_kl and sequence,
+            "kl: TRL multiplies it by the ratio of the response, the objective by that of the token.",
+        ),
+        (
+            shared and quantile,
+            "gspo: TRL's top-entropy mask scales the gradient of a response, the objective's drops tokens from it.",
+        ),
+        (
+            shared and by_token,
+            "gspo: TRL's weight of a token acts on its whole response, the objective's on the token.",
+        ),
         (weighted, "vespo: TRL puts bounded ratios to the sampler into its kernel, the objective the ratios."),
     ]
-    return [sentence for holds, sentence in told if holds]
+    return [sentence for holds, sentence in found if holds]
 
 
 def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
@@ -182,7 +233,7 @@ def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
             kl = get["kl_loss_type"]
             raise ConfigError(f"kl_loss_type = {kl!r} is not an estimator of 'kl'. {did_you_mean(kl, _VERL_KL)}")
         methods.append({"name": "kl", "coefficient": get["kl_loss_coef"], "estimator": estimator})
-    return methods
+    return _loadable(methods)
 
 
 def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
@@ -223,23 +274,16 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     """
     if host not in ("trl", "verl"):
         raise ConfigError(f"{path}: rlstab reads settings of trl and verl, not of {host}.")
-    document, known = Document.read(path), facts(host)
+    document, defaults = Document.read(path), defaults_of(host)
     if not isinstance(document.data, Mapping):
         raise ConfigError(f"{path}: expected settings of {HOSTS[host].name} by name.")
-    steps = known.get("steps", {})
-    defaults = {**known["loss"], **known["kept"], **steps}
     data = settings_of_verl(document.data) if host == "verl" else document.data
     given = {name: value for name, value in data.items() if name in defaults}
     below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
     if below and not given:
         raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put them into a separate file.")
     for name, value in given.items():
-        _check_kind(f"{path}: {name}", value, defaults[name])
-        if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):
-            raise ConfigError(f"{path}: {name} = {value!r}, expected a whole number of at least 1.")
-    kind, loss_types = given.get("loss_type", "dapo"), facts("trl")["loss_types"]
-    if kind not in loss_types:
-        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, loss_types)}")
+        check_value(host, name, value, f"{path}: {name}")
     return given
 
 
@@ -249,28 +293,58 @@ def objective_file(host: str, path: str | Path) -> str:
     Raises:
         ConfigError: see :func:`read_settings`, or no objective is that loss, or a setting is out of range in it.
     """
-    given, known = read_settings(host, path), facts(host)
+    given, defaults = read_settings(host, path), defaults_of(host)
     if host == "trl":
         config = settings_of_trl(given)
         methods, told = objective_of(config), deviations_of(config)
     else:
         methods, told = verl_objective_of(given), verl_deviations_of(given)
-    try:
-        load_objective(methods)
-    except RlstabError as error:
-        raise ConfigError(f"{path}: no objective has these settings. {error}") from error
-    defaults = {**known["loss"], **known["kept"], **known.get("steps", {})}
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     read = flow(changed) if changed else "its default settings"
     lines = [f"# {HOSTS[host].titled} with {read}", *(f"# nearly: {sentence}" for sentence in told)]
     return "\n".join([*lines, "objective:", *(f"  - {flow(method)}" for method in methods)]) + "\n"
 
 
-def _check_kind(where: str, value: Any, default: Any) -> None:
-    """Refuse a value of another type than its default, where None stands for a number."""
+def _loadable(methods: Methods) -> Methods:
+    """The same methods, if an objective can have their settings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # whoever loads it is warned
+            load_objective(methods)
+    except RlstabError as error:
+        raise ConfigError(f"no objective has these settings: {flow(methods)}. {error}") from error
+    return methods
+
+
+def defaults_of(host: str) -> dict[str, Any]:
+    """The settings of TRL or verl that an adapter reads, with their defaults."""
+    known = facts(host)
+    return {**known["loss"], **known["kept"], **known.get("steps", {})}
+
+
+def check_value(host: str, name: str, value: Any, where: str) -> None:
+    """Refuse a text that TRL does not accept, a value of another type than its default, and counts below 1.
+
+    Args:
+        host: ``trl`` or ``verl``.
+        name: of the setting.
+        value: that it was given; None stands for a number.
+        where: the setting, in errors.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    if host == "trl" and name in TRL_VALUES:
+        if value not in TRL_VALUES[name]:
+            nearest = did_you_mean(str(value), map(str, TRL_VALUES[name]))
+            raise ConfigError(f"{where} = {value!r} is not a value that {HOSTS['trl'].titled} accepts. {nearest}")
+        return
     kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
-    allowed, called = kinds.get(type(default), ((int, float), "a number"))
-    if value is None and (default is None or where.endswith(("clip_ratio_low", "clip_ratio_high"))):
+    default = {**defaults_of(host), **facts(host).get("recorded", {})}[name]
+    allowed, called = kinds.get(type(default), ((numbers.Real,), "a number"))
+    if value is None and (default is None or name in ("clip_ratio_low", "clip_ratio_high", "max_completion_length")):
         return
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         raise ConfigError(f"{where} = {value!r}, expected {called}.")
+    if name in facts(host).get("steps", {}) and (value < 1 if isinstance(value, int) else isinstance(value, float)):
+        raise ConfigError(f"{where} = {value!r}, expected a whole number of at least 1.")

@@ -7,31 +7,34 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
+from rlstab.console import capital
 from rlstab.core.batch import TokenBatch, impossible
 from rlstab.core.stats import Mean
 from rlstab.errors import MissingSignal
+from rlstab.hosts import HOSTS
 
 
 def held_signals(
-    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, tuple[str, str]], old: Tensor, *, host: str
+    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, str], old: Tensor, *, host: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, replaced by ``old``.
 
     Args:
         needs: of the objective.
         columns: tensors of the host.
-        names: by signal, its column and how to make the host provide it.
+        names: of the columns, by signal.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
-        host: its name in the error.
+        host: key of :data:`rlstab.hosts.HOSTS`.
 
     Raises:
         MissingSignal: a column is missing that was promised when the trainer was made.
     """
     signals = {}
     for name in sorted(needs & names.keys()):
-        column, how = names[name]
+        column = names[name]
         if columns.get(column) is None:
-            raise MissingSignal(f"the objective reads '{name}', and {host}'s batch has no '{column}'. {how}")
+            what = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
+            raise MissingSignal(f"{what}. {capital(HOSTS[host].cure(name))}.")
         signals[name] = columns[column]
     lost = torch.zeros_like(old, dtype=torch.bool)
     if "rollout_logprobs" in signals:

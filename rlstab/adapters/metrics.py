@@ -47,8 +47,11 @@ class HostMetrics:
 
     def collect(self) -> dict[str, float]:
         """The means over all ranks since the last call, by the host's names. Every rank must call it."""
-        means = means_over_ranks(self.gather(self.means.take()))
+        ranks = self.gather(self.means.take())
+        means = means_over_ranks(ranks)
         known, prefix = self.names["metrics"], self.names["prefix"]
+        if "empty" in self.names:
+            means = dict.fromkeys(known.keys() & {name for sums in ranks for name in sums}, self.names["empty"]) | means
         metrics = {known.get(name, f"{prefix}{name}"): value for name, value in means.items()}
         sides = [means[side] for side in SIDES if side in means]
         return metrics | ({self.names["clipped"]: sum(sides)} if sides else {})

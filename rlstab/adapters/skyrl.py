@@ -48,11 +48,6 @@ from skyrl.backends.skyrl_train.workers.worker_utils import get_microbatch_itera
 logger = logging.getLogger(__name__)
 #: The value of ``trainer.algorithm.policy_loss_type``.
 NAME = "rlstab"
-#: SkyRL's columns by signal, each with the setting that fills it.
-COLUMNS: Mapping[str, tuple[str, str]] = {
-    "ref_logprobs": ("base_action_log_probs", "Set trainer.algorithm.use_kl_loss=true."),
-    "rollout_logprobs": ("rollout_logprobs", "Set generator.sampling_params.logprobs=1."),
-}
 _READ = ("sequences", "attention_mask", "loss_mask", "advantages", "action_log_probs")
 _METHODS = ("forward_backward", "optim_step", "save_checkpoint", "load_checkpoint")
 
@@ -149,10 +144,11 @@ class PolicyLoss:
         if part.get("pixel_values") is not None:
             raise HostError("the adapter for SkyRL does not pass on images. Train a text-only model.")
         needs, device = self.objective.needs, next(worker.model.parameters()).device
-        names = (*_READ, *(column for column, _ in COLUMNS.values()))
-        columns = {name: part.get(name).to(device) for name in names if part.get(name) is not None}
+        names = facts("skyrl")["columns"]
+        read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
+        columns = {name: part.get(name).to(device) for name in read}
         old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals, lost = held_signals(needs, columns, COLUMNS, old, host="SkyRL")
+        signals, lost = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
             signals |= _evidence(worker, columns, width)
         known: dict[str, Any] = {**signals}

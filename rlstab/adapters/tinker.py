@@ -27,6 +27,7 @@ from rlstab.adapters.host_signals import held_signals, unscored
 from rlstab.adapters.identity import distinct_hashes, hashes
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.config import load_objective
+from rlstab.console import capital
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
@@ -41,7 +42,6 @@ Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER, STATE = "tinker.txt", "state-"
 _FIELDS = ("mask", "advantages", "logprobs")
-_HOW = "Give each Datum the field loss_fn_inputs['{name}']."
 #: The server's loss that is linear in the log-probs: its gradient by a log-prob is minus the weight of the token.
 _LINEAR = "cross_entropy"
 
@@ -70,6 +70,7 @@ class TinkerLoss:
         self.step = OptimizerStep(self.objective, self.objective.init_state() if state is None else state)
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        data = _checked(data)
         step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
         batch, lost = batch_of(data, live.detach(), self.objective.needs)
         step.make_plan([batch])
@@ -131,9 +132,10 @@ class TinkerTrainer:
 
         Raises:
             HostError: the last step is still under way, with other data.
+            ShapeError: there is no data.
             MissingSignal: the data lacks a field that the objective reads.
         """
-        data = list(data)
+        data = _checked(data)
         if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
             raise HostError(
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
@@ -226,11 +228,11 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         if all(row is not None for row in rows):
             columns[name] = _column(name, rows, data)
         elif name in _FIELDS:
-            raise MissingSignal(f"a Datum has no '{name}'. {_HOW.format(name=name)}")
+            raise MissingSignal(f"a Datum has no '{name}'. {capital(adapted('tinker').cure(name))}.")
     old = columns.get("old_logprobs", columns["logprobs"])
-    names = {name: (name, _HOW.format(name=name)) for name in needs - {"logprobs", "old_logprobs", "advantages"}}
-    names["rollout_logprobs"] = ("logprobs", "")
-    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="Tinker")
+    names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
+    names["rollout_logprobs"] = "logprobs"
+    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
     known: dict[str, Any] = {name: values for name, values in held.items() if name in SIGNALS}
@@ -271,8 +273,16 @@ def _chosen(objective: Given) -> Composition:
     chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
     check_complete(chosen)
     host = adapted("tinker")
-    replace(host, gives=host.gives | chosen.needs).require(chosen)  # any field may be given
+    replace(host, release="", gives=host.gives | chosen.needs).require(chosen)  # any field may be given
     return chosen
+
+
+def _checked(data: Sequence[Any]) -> list[Any]:
+    """The data of an optimizer step; a server has no log-probs for none, or for no token."""
+    data = list(data)
+    if not any(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data):
+        raise ShapeError("an optimizer step has no data with target_tokens. Leave it out, or give it some.")
+    return data
 
 
 def _flat(values: Tensor, name: str) -> Tensor:

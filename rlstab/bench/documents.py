@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlstab.config.document import Document, Keys
+from rlstab.core.method_settings import check_choices
 
 
 def part(document: Document, path: Keys) -> Document:
@@ -46,6 +47,7 @@ def ablations(
     Raises:
         ConfigError: two items have the same name.
     """
+    check_choices(ablations, mode=mode)
     items: dict[str, Document] = {}
     for index, item in enumerate(document.data["stack"]):
         name, path = _label(item), ("stack", index)

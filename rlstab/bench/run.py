@@ -33,6 +33,7 @@ from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal, say
 from rlstab.console import command as shell_command
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import ConfigError
 from rlstab.extras import require
 from rlstab.files import replace_file
@@ -89,6 +90,7 @@ def run_bench(
             cannot be written or holds another bench, or jobs cannot be submitted.
         ScorerError: a reward cannot be loaded, or takes the wrong arguments.
     """
+    check_choices(run_bench, launcher=launcher)
     console = console or Terminal(stderr=True)
     runs = chosen(bench, only)
     try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from modulefinder import ModuleFinder
@@ -155,6 +155,26 @@ def portable(data: Any) -> Any:
         return "/".join(Path(text).parts[-2:]) if Path(text).is_absolute() else text
 
     return _changed(data, lambda file, name, keys: f"{Path(file).name}:{name}", path)
+
+
+def code_in(data: Any) -> list[str]:
+    """The names of user code in data, as they are written there."""
+    names: list[str] = []
+
+    def code(file: str, name: str, keys: Keys) -> str:
+        names.append(f"{file}:{name}")
+        return names[-1]
+
+    _changed(data, code, lambda text, keys: text, ())
+    return names
+
+
+def relocated(data: Any, files: Sequence[str]) -> Any:
+    """Data whose user code is in these files: each takes the place of a file of the same name."""
+    homes = {Path(file).name: file for file in files}
+    return _changed(
+        data, lambda file, name, keys: f"{homes.get(Path(file).name, file)}:{name}", lambda text, keys: text, ()
+    )
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import operator
 import sys
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -155,6 +156,26 @@ def check_settings(owner: object, name: str) -> None:
         if not setting.accepts(value):
             default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
             raise OutOfRange(f"'{name}': {setting.name} = {value!r}, expected {setting}.{default}")
+
+
+def check_choices(function: Callable[..., Any], **given: object) -> None:
+    """Refuse arguments that their annotations do not allow: each is a Literal, perhaps with ``| None``.
+
+    Raises:
+        OutOfRange: names the argument, the value and the nearest allowed one.
+    """
+    for name, value in given.items():
+        choices = _choices(function, name)
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            owner = function.__qualname__.removesuffix(".__init__")
+            raise OutOfRange(f"{owner}: {name} = {value!r}. {did_you_mean(str(value), map(str, choices))}")
+
+
+@cache
+def _choices(function: Callable[..., Any], name: str) -> tuple[Any, ...]:
+    hint = get_type_hints(function)[name]
+    members = (hint,) if get_origin(hint) is Literal else get_args(hint)
+    return tuple(choice for member in members for choice in get_args(member) or (None,))
 
 
 def check_order(owner: object, name: str, *settings: str) -> None:

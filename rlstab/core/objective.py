@@ -193,7 +193,7 @@ def require_signals(
     provides: Set[str],
     live: Set[str],
     host: str,
-    cure: Callable[[str], str] = lambda name: "use a host that provides it",
+    cure: Callable[[str, bool], str] = lambda name, live: "use a host that provides it",
 ) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
@@ -202,7 +202,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: what the error calls the host.
-        cure: what to do about a missing signal instead of removing the method.
+        cure: what to do about a missing signal, or live output, instead of removing the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -213,7 +213,7 @@ def require_signals(
             for missing in sorted(needs - provided - BASICS):
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(provided))}. Remove '{key}', or {cure(missing)}."
+                    f"{', '.join(sorted(provided)) or 'none'}. Remove '{key}', or {cure(missing, bool(kind))}."
                 )
 
 

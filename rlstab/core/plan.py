@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.devices import on_cpu
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
+from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import (
     Member,
     State,
@@ -183,8 +184,7 @@ def make_plan(
         OutOfRange: ``scope`` is unknown, the state belongs to another objective, two parts share a sequence id, a
             log-prob is above 0, or an entropy is far below 0.
     """
-    if scope not in get_args(Scope):
-        raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
+    check_choices(make_plan, scope=scope)
     comm = LocalComm() if comm is None else comm
     batches = _checked_batches(objective, parts)
     initial = objective.init_state()

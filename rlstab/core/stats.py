@@ -18,6 +18,7 @@ from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import Comm, Gather, LocalComm, Read, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, indices, reached
 from rlstab.core.devices import sent
+from rlstab.core.method_settings import check_choices
 from rlstab.core.select import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
@@ -196,6 +197,7 @@ class Pool:
         ``k = ceil(share * n)``, or with ``floor``, which some published code uses, ``max(1, floor(share * n))``. Of
         ``(n,)`` values, or of those where the ``(n,)`` bool is True.
         """
+        check_choices(Pool.top, rounding=rounding)
         if not 0 < share <= 1:
             raise OutOfRange(f"Pool.top: share = {share!r}, expected a number in (0, 1]. Divide a percentage by 100.")
         return cls((_part(values, where),), share, rounding)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -19,10 +18,11 @@ from rlstab.config.objectives import at_defaults
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
-from rlstab.errors import ConfigError, Conflict, RlstabError
+from rlstab.errors import Conflict, RlstabError
 from rlstab.files import is_file
 from rlstab.look.gradient import pulls
-from rlstab.look.host_loss import formula_of, methods_of, summed
+from rlstab.look.host_loss import summed
+from rlstab.look.recorded_loss import loss_of
 from rlstab.presets import PRESETS
 from rlstab.record import Step, Trace, trace
 from rlstab.report.formatting import listed
@@ -193,7 +193,7 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         if asked is None:
             tried += [_Tried(recipe.objective, name, "preset", "") for name, recipe in PRESETS.items()]
     for index in chosen:
-        step = _with_correction(steps[index])
+        step = steps[index]
         pulled = _pulled(run, step, index)
         for other in tried:
             if other.name not in left_out:
@@ -222,39 +222,22 @@ def _spaced(steps: Sequence[Step]) -> Iterator[int]:
     yield from (index for index in range(0, len(steps), stride) if sizes[index])
 
 
-def _with_correction(step: Step) -> Step:
-    """With the weights that the trainer applied outside its formula as a signal, read by :class:`HostCorrection`."""
-    weights = step.tensors.get("weights")
-    if weights is None:
-        return step
-    step = replace(step)
-    step.__dict__["batch"] = replace(step.batch, extra={CORRECTION: weights[step.mask]})
-    return step
-
-
 # -- the objective of the run ------------------------------------------------------------------------------------------
 
 
 def own_objective(steps: Sequence[Step]) -> Objective:
     """What the trainer of a dump minimises, as methods.
 
-    A mean over each micro-batch becomes one over the step; an unknown loss becomes a clip at 0.2 and a mean
-    over tokens; ``told`` says so.
+    An unknown loss becomes a clip at 0.2 and a mean over tokens; ``told`` says so.
     """
-    formula = next((known for step in steps if (known := formula_of(step)) is not None), None)
-    correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
-    with_reference = any("ref_logprobs" in step.tensors for step in steps)
+    loss = next((known for step in steps if (known := loss_of(step)) is not None and known.objective is not None), None)
     with no_fit_warnings():
-        if formula is not None and formula.objective is not None:
-            return Objective(compose(formula.objective, *correction).members, "")
-        with suppress(ConfigError):  # settings that no method has
-            if formula is not None:
-                methods = load_objective(list(methods_of(formula, with_reference)))
-                told = "Its mean is over each micro-batch; here it is over the step." if formula.mean == "part" else ""
-                return Objective(compose(methods, *correction).members, told)
-        methods = load_objective(["clip_higher", "token_mean"])
+        if loss is not None and loss.objective is not None:
+            recorded = [f"What {name} did, whose code is not loaded, is as the dump has it." for name in loss.unloaded]
+            return Objective(loss.objective.members, " ".join([*loss.nearly, *recorded]))
+        correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
         told = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
-        return Objective(compose(methods, *correction).members, told)
+        return Objective(compose(*load_objective(["clip_higher", "token_mean"]).members, *correction).members, told)
 
 
 def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstab.config import load_objective
-from rlstab.core.objective import no_fit_warnings
-from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
-from rlstab.look.host_loss import formula_of, methods_of, summed, terms_of
+from rlstab.look.host_loss import summed, terms_of
+from rlstab.look.recorded_loss import loss_of
 from rlstab.record import Step, Trace, trace
 from rlstab.record.effects import recorded
 from rlstab.record.step import DID
@@ -139,14 +136,12 @@ def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
     Raises:
         RlstabError: the objective does not fit the evidence.
     """
-    formula = formula_of(step)
-    if formula is None or formula.bound != "larger" or any(name.startswith(DID) for name in step.tensors):
+    loss = loss_of(step)
+    if loss is None or loss.objective is None or any(name.startswith(DID) for name in step.tensors):
         yield step, recorded(step)
         return
-    parts = [step.only(rows) for _, rows in step.micro_batches()] if formula.scope == "microbatch" else [step]
-    with no_fit_warnings(), warnings.catch_warnings(action="ignore"):
-        objective = load_objective(list(methods_of(formula))) if formula.objective is None else formula.objective
-        plan = make_plan(objective, [part.batch for part in parts], formula.state, scope=formula.scope)
+    parts = [step.only(rows) for _, rows in step.micro_batches()] if loss.scope == "microbatch" else [step]
+    plan = loss.plan([part.batch for part in parts])
     yield from ((part, trace(plan, number, part.live)) for number, part in enumerate(parts))
 
 
@@ -154,12 +149,12 @@ def run_coefficients(step: Step) -> Tensor:
     """``(n,)`` float64, minus the coefficients of the run's loss: as recorded, by its formula, or those of a plain
     loss.
     """
-    formula = formula_of(step)
     if "coefficients" in step.tensors:
         return -step.tensors["coefficients"][step.mask].double()
-    if formula is None:  # REINFORCE with a mean over tokens
+    loss = loss_of(step)
+    if loss is None:  # REINFORCE with a mean over tokens
         return step.batch.advantages.double() / max(len(step.batch), 1)
-    return -terms_of(formula, step, "gradient").sum(1)[step.mask]
+    return -terms_of(loss, step, "gradient").sum(1)[step.mask]
 
 
 def _half(sizes: Tensor) -> int:

@@ -11,18 +11,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from rlstab.console import capital, counted
-from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
+from rlstab.look.recorded_loss import Formula, Loss, loss_of
 from rlstab.record import Step
-from rlstab.record.effects import objective_of
+from rlstab.record.effects import RECORDED
+from rlstab.report.formatting import listed
 
 #: Two coefficients agree up to this share of the larger one.
 RELATIVE = 1e-4
@@ -47,120 +47,14 @@ MOST_PLANNED = 10_000
 PLAIN = (1.0, 1.0, 1.0)
 
 
-class Formula(BaseModel):
-    """A policy-gradient loss, described by what differs between trainers. A dump may set whatever its name leaves open.
-
-    Attributes:
-        mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
-            of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
-            (``response``), responses times a constant (``length``), or responses alone (``sum``). All but ``step`` and
-            ``rank`` are averaged over the micro-batches of a rank; with ``whole``, over the responses of the step.
-        low, high: of the clip range, from ``1 - low`` to ``1 + high``.
-        cap: the ratio is never above it, before the clip (TRL's ``delta``).
-        dual: with a negative advantage the loss is at most ``-A dual``.
-        bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
-        weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
-        beta: coefficient of the KL term.
-        estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
-            policies.
-        entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
-        sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
-            geometric mean over all of its tokens, including those that do not count in the loss.
-        length: the constant of ``length``.
-        tokens: denominator of ``step``; 0 counts the tokens of the step.
-        scale: multiplies the whole.
-        objective: replaces everything but the scale.
-        state, scope: of the objective.
-        rewards: what advantages are made of, ``group`` (over the standard deviation of their group) or ``none``.
-        group: responses of a prompt.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    mean: Literal["step", "rank", "part", "response", "length", "sum"] = "step"
-    whole: bool = False
-    low: float = 0.2
-    high: float = 0.2
-    cap: float = math.inf
-    dual: float = math.inf
-    bound: Literal["larger", "smaller", "clipped"] = "larger"
-    weight: bool | Literal["live"] = False
-    beta: float = 0.0
-    estimator: str = "k3"
-    entropy: float = 0.0
-    sequence: bool | Literal["product", "unmasked"] = False
-    length: float = 1.0
-    tokens: float = 0.0
-    scale: float = 1.0
-    objective: Any = None
-    state: Any = None
-    scope: Any = "step"
-    rewards: str = ""
-    group: int = 0
-
-
-#: The known formulas by name, with the settings that each name fixes.
-FORMULAS: Mapping[str, Mapping[str, Any]] = {
-    "trl/grpo": {"mean": "response"},
-    "trl/bnpo": {"mean": "part"},
-    "trl/dr_grpo": {"mean": "length"},
-    "trl/dapo": {"mean": "step"},
-    "trl/luspo": {"mean": "sum"},
-    "trl/cispo": {"mean": "step", "weight": True},
-    "verl/vanilla": {"whole": True, "dual": 3.0},
-    "prime-rl/default": {"objective": []},
-    "rlstab": {"objective": []},
-}
-
-
-def formula_of(step: Step) -> Formula | None:
-    """The loss that the trainer says it minimises; None if the loss is unknown here."""
-    loss = step.header.loss
-    if loss is None or loss.name not in FORMULAS:
-        return None
-    try:
-        formula = Formula.model_validate({**FORMULAS[loss.name], **loss.settings})
-        if formula.objective is None:
-            return formula
-        objective = objective_of(formula.objective)
-        return None if objective is None else formula.model_copy(update={"objective": objective})
-    except (ValidationError, RlstabError):
-        return None
-
-
-def methods_of(formula: Formula, with_reference: bool = False) -> Iterator[dict[str, Any]]:
-    """A host's formula as an objective: the settings of its methods.
-
-    Args:
-        formula: without an objective of its own.
-        with_reference: whether its KL term is one of them.
-    """
-    if formula.weight:
-        yield {"name": "cispo", "cap": max(1.0, formula.high)}
-    else:
-        stop = min(formula.cap, formula.dual)  # a cap of the ratio stops punished tokens where a dual clip does
-        dual = {"dual_clip": stop} if 1 < stop < math.inf else {}
-        yield {"name": "clip_higher", "low": formula.low, "high": formula.high, **dual}
-    if formula.sequence:
-        yield {"name": "gspo"}
-    if formula.mean == "response":
-        yield {"name": "sequence_mean"}
-    elif formula.mean in ("length", "sum"):
-        yield {"name": "constant_length", "length": int(formula.length) if formula.mean == "length" else 1}
-    else:
-        yield {"name": "token_mean"}
-    if formula.beta and with_reference:
-        estimator = formula.estimator.removesuffix("_reversed")
-        yield {"name": "kl", "coefficient": formula.beta, "estimator": estimator, "cap": None}
-
-
 # -- the loss again ----------------------------------------------------------------------------------------------------
 
 
-def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
-    """The policy term, the KL term and the entropy bonus, in float64.
+def terms_of(loss: Loss, step: Step, kind: str) -> Tensor:
+    """The policy term, the KL term and the entropy bonus, in float64; those of an objective count as the first.
 
     Args:
-        formula: of the loss.
+        loss: that the trainer says it minimises.
         step: of a dump.
         kind: ``losses``, ``(P, 3)``, is what each micro-batch backpropagates, over all ranks; the gradient of the step
             is that of their sum over the micro-batches of a rank, averaged over ranks. ``gradient``, ``(N, 3)``, are
@@ -168,27 +62,27 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
     """
     live = step.live_logprobs.requires_grad_(kind == "gradient")
     with torch.set_grad_enabled(kind == "gradient"):
-        terms = (_losses if formula.objective is None else _planned)(step, formula, live)
+        terms = _planned(step, loss, live) if loss.formula is None else _losses(step, loss.formula, live)
     if kind == "gradient":
         grad = partial(torch.autograd.grad, inputs=live, retain_graph=True, allow_unused=True, materialize_grads=True)
         terms = [grad(term.sum())[0] if term.requires_grad else torch.zeros_like(live) for term in terms]
-    return torch.stack(terms, 1)
+    return loss.scale * torch.stack(terms, 1)
 
 
-def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
-    """Terms of an objective, which is counted as the policy term."""
+def _planned(step: Step, loss: Loss, live: Tensor) -> list[Tensor]:
+    """Terms of an objective."""
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
     tensors = {name: values for name, values in step.tensors.items() if name != "counts"}  # a plan counts for itself
     step = replace(step, tensors={**tensors, "live_now": live})
     parts = [step.only(responses) for _, responses in rows]
-    plan = make_plan(formula.objective, [part.batch for part in parts], formula.state, scope=formula.scope)
+    plan = loss.plan([part.batch for part in parts])
     values = torch.zeros(len(step.ranks), dtype=torch.float64)
     for index, ((number, _), part) in enumerate(zip(rows, parts, strict=True)):
-        loss = plan.loss(index, replace(part.live, logprobs=part.tensors["live_now"][part.mask])).loss
-        values = values.index_add(0, torch.tensor([number]), loss.double()[None])
-    return [formula.scale * step.header.ranks * values, torch.zeros_like(values), torch.zeros_like(values)]
+        value = plan.loss(index, replace(part.live, logprobs=part.tensors["live_now"][part.mask])).loss
+        values = values.index_add(0, torch.tensor([number]), value.double()[None])
+    return [step.header.ranks * values, torch.zeros_like(values), torch.zeros_like(values)]
 
 
 def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
@@ -267,7 +161,7 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
         "sum": responses,
     }
     divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
-    return formula.scale / divisor.expand(len(part))
+    return 1 / divisor.expand(len(part))
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
@@ -286,6 +180,7 @@ class LossVerdict:
         findings: what is wrong, as sentences, the most certain first.
         errors: by number of the step, its largest difference.
         rounding: a difference below is rounding.
+        unloaded: methods whose code is not loaded, for which what the dump says of them stood in.
     """
 
     name: str | None
@@ -295,6 +190,7 @@ class LossVerdict:
     findings: tuple[str, ...] = ()
     errors: Mapping[int, float] = field(default_factory=dict)
     rounding: float = ABSOLUTE
+    unloaded: Sequence[str] = ()
 
     @property
     def sentence(self) -> str:
@@ -303,7 +199,8 @@ class LossVerdict:
             return f"It cannot be decided whether the loss was what it said: {self.compared}."
         digits = math.floor(-math.log10(min(max(1e-12, self.error), 1e12)))
         if self.agrees:
-            return f"The loss is {self.name}: {self.compared} agree to {counted(digits, 'digit')}."
+            given = f", given what {listed(self.unloaded)} did" if self.unloaded else ""
+            return f"The loss is {self.name}: {self.compared} agree to {counted(digits, 'digit')}{given}."
         if self.findings and digits >= 4:
             return f"The loss is {self.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
         return f"The loss is not {self.name}: {self.compared} differ by up to {self.error:.2g} of the largest."
@@ -319,8 +216,14 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
     if name is None:
         return LossVerdict(None, None, math.nan, "the dump does not name its loss", still)
-    known = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
-    records = [(*pair, kind) for pair in known if not list(_overflows(pair[1:])) for kind in recorded_of(pair[1])]
+    known = [(loss, step) for step in steps if (loss := loss_of(step)) is not None]
+    sound = [(loss, step) for loss, step in known if not list(_overflows([step]))]
+    records = [
+        (loss, step, kind)
+        for loss, step in sound
+        for kind in recorded_of(step)
+        if kind == "gradient" or not loss.by_gradient
+    ]
     if not records:
         what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
         return LossVerdict(name, None, math.nan, what, still)
@@ -329,22 +232,36 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
     except RlstabError as refusal:
         return LossVerdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
     what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
+    unloaded = list(dict.fromkeys(name for loss, _ in known for name in loss.unloaded))
+    if unloaded:
+        tokens = sum(int(step.mask.sum()) for _, step, _ in records)
+        sure = sum(int((step.mask & ~_unsure(loss, step)).sum()) for loss, step, _ in records)
+        what = what if sure == tokens else f"coefficients of {sure:,} of {tokens:,} tokens"
     count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
     wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
     compared, numbers = f"the {what} of {counted(count, 'step')}", {step.number for _, step, _ in wrong}
     errors: dict[int, float] = {}
     for (_, step, _), (off, _) in zip(records, apart, strict=True):
         errors[step.number] = max(off, errors.get(step.number, 0.0))
+    if unloaded and (wrong or not sure):  # they may do what no tensor says
+        text = f"the code of {listed(unloaded)} is not loaded, and the dump does not say all that it did"
+        text += "; --code FILE.py runs it"
+        return LossVerdict(name, None, error, text, still, errors)
     if not wrong:
-        return LossVerdict(name, not still, error, compared, still, errors)
+        return LossVerdict(name, not still, error, compared, still, errors, unloaded=unloaded)
+    if wrong[0][0].formula is None and wrong[0][0].nearly:
+        text = f"it is only nearly an objective. {' '.join(wrong[0][0].nearly)}"
+        return LossVerdict(name, None, error, text.rstrip("."), still, errors)
     some = f" This is the case in {len(numbers)} of {count} steps." if len(numbers) < count else ""
-    texts = _explained([record for record in records if record[1].number in numbers], wrong)
+    claims = [record for record in records if record[1].number in numbers]
+    texts = _explained(claims, wrong)
     return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
 
 
-#: The formula that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
-Claim = tuple[Formula, Step, str]
-#: Changes to a formula or to the tensors of a step; a tensor that is None stays unchanged.
+#: The loss that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
+Claim = tuple[Loss, Step, str]
+#: Changes to a formula or to the tensors of a step, and a factor of the whole, ``scale``; a tensor that is None stays
+#: unchanged.
 Edit = Mapping[str, Any] | Callable[[Formula, Step], Mapping[str, Any]]
 #: The recorded numbers ``(n,)``, the terms of the expected ones ``(n, 3)``, and the share up to which the two agree;
 #: coefficients in units of the largest, losses in units of their mass.
@@ -360,27 +277,40 @@ def recorded_of(step: Step) -> dict[str, Tensor]:
     return recorded
 
 
+def _edited(record: Claim, edit: Edit) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The fields of a formula and the tensors that a change sets."""
+    loss, step, _ = record
+    changes = edit(loss.formula or Formula(), step) if callable(edit) else edit
+    fields = {name: value for name, value in changes.items() if name in Formula.model_fields}
+    return fields, {name: value for name, value in changes.items() if name not in fields and value is not None}
+
+
 def _compared(record: Claim, edit: Edit) -> Compared:
-    formula, step, kind = record
-    given, recorded = edit(formula, step) if callable(edit) else edit, recorded_of(step)[kind]
-    of_formula = {name: value for name, value in given.items() if name in Formula.model_fields}
-    tensors = {name: value for name, value in given.items() if name not in of_formula and value is not None}
-    formula, step = formula.model_copy(update=of_formula), step.having(tensors)
-    terms = terms_of(formula, step, kind)
+    (fields, tensors), (loss, step, kind) = _edited(record, edit), record
+    recorded, scale = recorded_of(step)[kind], loss.scale * float(tensors.get("scale", 1.0))
+    loss = replace(loss, scale=scale, formula=loss.formula and loss.formula.model_copy(update=dict(fields)))
+    step = step.having({name: values for name, values in tensors.items() if name != "scale"})
+    terms = terms_of(loss, step, kind)
     if kind == "losses":  # near zero a loss has no digits
         sized = step.having({"advantages": step.tensors["advantages"].abs()})
-        size = terms_of(formula, sized, kind).sum(1).abs().max().clamp(min=1e-30)
+        size = terms_of(loss, sized, kind).sum(1).abs().max().clamp(min=1e-30)
         return recorded / size, terms / size, 0.0
-    sure = ~_on_bound(step, formula)
+    sure = ~_unsure(loss, step)
     recorded, terms = recorded * sure, terms * sure[:, None]
     size = torch.cat([recorded, terms.sum(1), torch.full((1,), 1e-30)]).abs().max()
     return recorded / size, terms / size, RELATIVE
 
 
-def _on_bound(step: Step, formula: Formula) -> Tensor:
-    """``(N,)`` bool: the ratio is so close to a bound that rounding decides."""
-    bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high) if formula.objective is None else ()
+def _unsure(loss: Loss, step: Step) -> Tensor:
+    """``(N,)`` bool: rounding decides, so close is the ratio to a bound, or a penalty is not known."""
+    formula = loss.formula
+    if formula is None:
+        assert loss.objective is not None
+        columns = [name for member in loss.objective.members if member.name == RECORDED for name in member.needs]
+        regularised = [step.tensors[name] > 0 for name in columns if name.endswith("/regularised")]
+        return sum(regularised, torch.zeros_like(step.mask))
     ratio = _ratio(step, formula, step.live_logprobs)
+    bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high)
     return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
@@ -493,7 +423,7 @@ def _weighted(formula: Formula, step: Step, power: int) -> Mapping[str, Any]:
 
 
 def _scaled(by: Callable[[Step], float]) -> Edit:
-    return lambda formula, step: {"scale": formula.scale * by(step)}
+    return lambda _, step: {"scale": by(step)}
 
 
 #: What trainers were seen to do instead of what they say: to the size of the loss, to what it reads, to the tokens that
@@ -572,10 +502,8 @@ def _named(records: Sequence[Claim]) -> str | None:
 
 
 def _acts(record: Claim, edit: Edit) -> bool:
-    """Whether a change reaches the loss: an objective reads nothing of a formula but its scale."""
-    formula, step, _ = record
-    given = edit(formula, step) if callable(edit) else edit
-    return formula.objective is None or not given.keys() <= Formula.model_fields.keys() - {"scale"}
+    """Whether a change reaches the loss: an objective reads nothing of a formula."""
+    return record[0].formula is not None or bool(_edited(record, edit)[1])
 
 
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
@@ -604,9 +532,9 @@ def _fitted(rows: Sequence[Compared]) -> tuple[list[float], str]:
 # -- errors without a name ---------------------------------------------------------------------------------------------
 
 
-def _located(formula: Formula, step: Step, kind: str) -> str:
+def _located(loss: Loss, step: Step, kind: str) -> str:
     """Where recorded and expected values differ, and what their quotient depends on."""
-    parts, recorded, terms = step.tensors["parts"], recorded_of(step)[kind], terms_of(formula, step, kind)
+    parts, recorded, terms = step.tensors["parts"], recorded_of(step)[kind], terms_of(loss, step, kind)
     expected = terms.sum(1)
     off = (recorded - expected).abs()
     worst = int(off.argmax())
@@ -647,10 +575,11 @@ def _located(formula: Formula, step: Step, kind: str) -> str:
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
     """Advantages that are not those that TRL makes of the rewards, in groups that are complete."""
     for step in steps:
-        said = step.header.loss.settings if step.header.loss else {}
-        kind, size, rewards = said.get("rewards"), said.get("group"), step.tensors.get("rewards")
-        known = kind in ("group", "none") and isinstance(size, int) and 0 < size < 10**6
-        if not known or rewards is None or "group_ids" not in step.tensors:
+        loss, rewards = loss_of(step), step.tensors.get("rewards")
+        said = {} if loss is None else loss.settings
+        summed_first = said.get("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
+        kind, size = said.get("scale_rewards") if summed_first else "", said.get("num_generations", 0)
+        if kind not in ("group", "none") or not 0 < size < 10**6 or rewards is None or "group_ids" not in step.tensors:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)
         divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)

@@ -6,6 +6,7 @@ import json
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
@@ -43,6 +44,7 @@ def look(
     out: str | Path | None = None,
     tokenizer: str | Path | None = None,
     model: str | Path | None = None,
+    code: Sequence[str | Path] = (),
     fail_on: Sequence[str] = (),
     as_json: bool = False,
     open_page: bool = False,
@@ -57,6 +59,7 @@ def look(
         out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
         model: folder of a model that adds what the dump lacks; see :func:`rlstab.look.forward.completed`.
+        code: files with the user-defined methods of a dump, which are run; without them a dump runs no code.
         fail_on: names of signs; one that is present makes the return value :data:`FAILED`.
         as_json: print JSON, an entry for each run, and write no page unless ``out`` is given.
         open_page: open the page in a browser.
@@ -93,7 +96,7 @@ def look(
         raise ReportError(f"{looked[0].found.title}: {looked[0].notes[-1]}")
     shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
     if len(looked) == 1 or out is not None or not as_json:
-        _read_tokens(shown, methods, tokenizer, model, console)
+        _read_tokens(shown, methods, tokenizer, model, code, console)
     if as_json:
         console.file.write(json.dumps([run.as_json() for run in looked], indent=1, ensure_ascii=True) + "\n")
     else:
@@ -125,7 +128,12 @@ def _is_empty(run: Look) -> bool:
 
 
 def _read_tokens(
-    run: Look, methods: Sequence[str], tokenizer: str | Path | None, model: str | Path | None, console: Console
+    run: Look,
+    methods: Sequence[str],
+    tokenizer: str | Path | None,
+    model: str | Path | None,
+    code: Sequence[str | Path],
+    console: Console,
 ) -> None:
     """The findings from the recorded optimizer steps of a run."""
     dump = run.found.dump
@@ -135,9 +143,12 @@ def _read_tokens(
     from rlstab.look.alternatives import alternatives_of, chosen  # these import torch, which a log does without
     from rlstab.look.gradient import gradient_of, shares_of
     from rlstab.look.host_loss import judge
+    from rlstab.look.recorded_loss import with_code
     from rlstab.look.sampler import sampler_of
 
     run.notes += [note for note in dump.notes if note not in run.notes]
+    if code:
+        dump = replace(dump, steps=[with_code(step, code) for step in dump.steps])
     run.loss = judge(dump.steps)
     if model is not None:
         from rlstab.look.forward import completed

@@ -282,8 +282,8 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
         if rope.get("rope_type") == "longrope":
             limit = rope["original_max_position_embeddings"]
             fix = (
-                f"By its rope_type 'longrope' and original_max_position_embeddings {limit}, the longest row decides for "
-                f"all: keep each prompt with rollout.max_new_tokens, now {length} together, within {limit}."
+                f"By its rope_type 'longrope' and original_max_position_embeddings {limit}, the longest row decides "
+                f"for all: keep each prompt with rollout.max_new_tokens, now {length} together, within {limit}."
             )
         raise ModelError(
             f"'{name}' (model_type {config.model_type!r}) gives a response other log-probs beside a longer one than "

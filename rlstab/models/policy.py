@@ -519,14 +519,13 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
 
     def content(tokenizer: Any, folder: str = "") -> dict[str, Any]:
         config = AutoConfig.from_pretrained(folder) if folder and not policy.base else policy.model.config
+        of_folder = replace(policy, tokenizer=tokenizer)
         text = re.sub('"_name_or_path": .*', "", config.to_json_string(use_diff=False))  # which has no tuples
         return {
             "vocabulary": tokenizer.get_vocab(),
             "special tokens": tokenizer.special_tokens_map,
             "chat template": tokenizer.chat_template,
-            "tokens of a prompt": [
-                replace(policy, tokenizer=tokenizer).tokens(example, settings) for example in examples
-            ],
+            "tokens of a prompt": [of_folder.tokens(example, settings) for example in examples],
             "configuration": text,
             "adapter": adapter_content(policy.model, folder) if policy.base else None,
         }

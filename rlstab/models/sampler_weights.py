@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlstab.config.settings import Precision
+from rlstab.core.method_settings import check_choices
 from rlstab.models.loading import is_of_adapter
 from rlstab.models.policy import Policy
 
@@ -28,6 +29,7 @@ def rounded(weight: Tensor, precision: Precision) -> Tensor:
             steps of one size. All but ``bf16`` have one float32 scale for each row, which maps its largest magnitude
             to the largest number of the format.
     """
+    check_choices(rounded, precision=precision)
     weight = weight.detach()
     if precision == "bf16":
         return weight.to(torch.bfloat16).to(weight.dtype)
@@ -60,6 +62,7 @@ class Sampler:
     """
 
     def __init__(self, precision: Precision | None, weight_noise: float = 0.0, seed: int = 0) -> None:
+        check_choices(Sampler.__init__, precision=precision)
         self.precision, self.weight_noise, self.seed = precision, weight_noise, seed
         self._copy: Policy | None = None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from rlstab.config import load_objective
+from rlstab.config.user_code import code_in, portable, relocated
 from rlstab.core.batch import TokenBatch
-from rlstab.core.compose import walk
+from rlstab.core.compose import Composition, compose, walk
 from rlstab.core.loss import Part, bounded_exp, held_ratio, token_log_ratio
-from rlstab.core.objective import TokenObjective, no_fit_warnings
+from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.terms import Constants, Terms
+from rlstab.core.stats import Settled
+from rlstab.core.terms import Constants, Gate, Terms, merge_terms
 from rlstab.record.step import DID, Step
 
 #: The actions that a method can take on a token.
@@ -201,16 +203,65 @@ def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyO
     return tensors
 
 
-def objective_of(data: Any) -> TokenObjective | None:
-    """The objective in the settings of a recorded loss; None if it has user-defined methods, which are not loaded.
+def objective_of(step: Step) -> tuple[Composition, list[str]]:
+    """The objective in the settings of a recorded loss, and the names of its methods whose code is not loaded.
+
+    What these did stands in for them. Code is loaded only from files in :attr:`Step.code`.
 
     Raises:
         RlstabError: it is not an objective.
     """
-    if ".py:" in json.dumps(data):
-        return None
+    data = [] if step.header.loss is None else relocated(step.header.loss.settings.get("objective", []), step.code)
+    ready, unloaded = list[Any](), list[Any]()
+    for item in data if isinstance(data, list) else [data]:
+        if all(text.rpartition(":")[0] in step.code for text in code_in(item)):
+            ready.append(item)
+        elif not (isinstance(item, Mapping) and item.get("name") == "observe"):
+            unloaded.append(item)
     with no_fit_warnings():
-        return load_objective(data)
+        objective = load_objective(ready) if ready or not unloaded else compose()
+        keys = {*objective.keyed, ""}
+        others = [name for name in step.tensors if _member_in(name) not in keys]
+        return compose(objective, *([_stand_in(others)] if unloaded else [])), code_in(portable(unloaded))
+
+
+def _member_in(name: str) -> str:
+    """The key of the member of a composition that a tensor is about; empty if it is about none."""
+    return re.split("[/:]", name.removeprefix(DID))[0] if name.startswith(DID) and name.count("/") > 1 else ""
+
+
+def _constant(values: Tensor) -> dict[str, Gate]:
+    return {"": Gate(lambda ratio, constants: values)}
+
+
+#: The name of the method that stands in for those whose code is not loaded.
+RECORDED = "recorded"
+#: By the end of the name of a tensor: the field of Terms by which a stand-in has the same gradient, and what is in it.
+_FIELDS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
+    "dropped": ("keep", lambda marks: marks == 0),
+    "weight": ("weight", lambda values: values),
+    "bonus": ("bonus", lambda values: values),
+    "gate": ("gates", _constant),
+    "clipped": ("gates", lambda marks: _constant(1 - marks)),
+    "unclipped": ("unclipped", lambda marks: marks > 0),
+}
+
+
+def _stand_in(columns: Sequence[str]) -> TokenObjective:
+    fields = {column: _FIELDS[end] for column in columns if (end := column.rpartition("/")[2]) in _FIELDS}
+
+    class Recorded(TokenObjective):
+        """What methods did whose code is not loaded; their penalties are missing."""
+
+        name = RECORDED
+        needs = frozenset(columns)
+        writes = frozenset(field for field, _ in fields.values())
+
+        def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+            parts = {column: Terms(**{field: read(batch.signal(column))}) for column, (field, read) in fields.items()}
+            return merge_terms({re.sub(r"\W", "_", column): part for column, part in parts.items()})
+
+    return Recorded()
 
 
 def token_ratio(step: Step) -> Tensor:

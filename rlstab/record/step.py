@@ -43,6 +43,8 @@ BY_TOKEN: Mapping[str, str] = {
 #: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped; ``weight``,
 #: ``bonus`` and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
 DID = "did/"
+#: The signal of the evidence that holds ``weights``.
+CORRECTION = "importance_sampling_ratio"
 #: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
@@ -63,9 +65,9 @@ class HostLoss(BaseModel):
     """The loss that a trainer says it minimises.
 
     Attributes:
-        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.look.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by the names of :class:`rlstab.look.host_loss.Formula`; of ``rlstab``,
-            ``objective`` and the ``state`` before the step.
+        name: of the trainer and its loss, such as ``trl/dapo`` or ``verl/vanilla``; ``rlstab`` is an objective.
+        settings: of the loss, by the names that the trainer has for them (``hosts.yaml``); of ``rlstab``, ``objective``
+            and the ``state`` before the step.
         values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
     """
 
@@ -119,11 +121,13 @@ class Step:
         header: of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
         tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: by micro-batch, the rank that it was on.
+        code: files that the user named, whose user-defined methods may be loaded.
     """
 
     header: Header
     tensors: Mapping[str, Tensor]
     ranks: Sequence[int]
+    code: Sequence[str] = ()
 
     @property
     def number(self) -> int:
@@ -159,13 +163,15 @@ class Step:
 
     @cached_property
     def batch(self) -> TokenBatch:
-        """The evidence about the ``n`` tokens."""
+        """The evidence about the ``n`` tokens; extra signals are :data:`CORRECTION` and what methods did."""
         tensors, sequence = self.tensors, self.row[self.mask]
         token = {name: tensors[name][self.mask] for name in BY_TOKEN if name in tensors}
         counts = torch.bincount(sequence, minlength=len(tensors["lengths"]))
         signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
         if "versions" in token:
             signals.setdefault("lag", (self.number - 1 - token["versions"]).clamp(min=0).float())
+        extra = {name: values[self.mask] for name, values in tensors.items() if name.startswith(DID)}
+        extra |= {CORRECTION: token["weights"]} if "weights" in token else {}
         return TokenBatch(
             old_logprobs=token.get("old_logprobs", token["logprobs"]),
             logprobs=token["logprobs"],
@@ -176,6 +182,7 @@ class Step:
             group_ids=tensors.get("group_ids", tensors["sequence_ids"]),
             live_ratio="old_logprobs" not in token,
             _grouped="group_ids" in tensors,
+            extra=extra,
             **signals,
         )
 

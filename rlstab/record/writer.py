@@ -25,7 +25,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
-from rlstab.record.step import BY_TOKEN, Header, HostLoss, together
+from rlstab.record.step import BY_TOKEN, CORRECTION, Header, HostLoss, together
 
 #: The tokenizer of the model, in the same folder as the steps.
 TOKENIZER = "tokenizer.json"
@@ -160,7 +160,8 @@ def tensors_of(
         had: ``(B, T)`` signals that the trainer had for these rows and the loss may not read.
     """
     index = layout_of(batch.here).index
-    tokens = {name: values for name, values in batch.here.per_token() if name in BY_TOKEN}
+    names = {CORRECTION: "weights", **dict.fromkeys(BY_TOKEN)}
+    tokens = {names[name] or name: values for name, values in batch.here.per_token() if name in names}
     if batch.live_ratio:
         del tokens["old_logprobs"]
     given = {name: values for name, values in vars(live).items() if values is not None}

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlstab.console import Terminal, counted, say
 from rlstab.extras import require
 from rlstab.files import is_file
-from rlstab.report.comparison import Comparison, compare
+from rlstab.report.comparison import By, Comparison, compare
 from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
@@ -37,7 +37,7 @@ def make_report(
     methods: Mapping[str, str] | None = None,
     metrics: Sequence[str] = (),
     baseline: str | None = None,
-    by: str = "rollouts",
+    by: By = "rollouts",
     console: Console | None = None,
 ) -> Comparison:
     """Compare runs and write the report.

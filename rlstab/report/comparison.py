@@ -9,12 +9,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from rlstab import signs
 from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.console import counted
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.checks import checked, repeated
 from rlstab.report.collapse import Losses, collapsed, losses_of, nan_share
@@ -28,6 +30,8 @@ from rlstab.report.sweeps import Sweep, sweeps_of
 
 #: After the name of a metric: its mean over all rollouts.
 AREA = "/area"
+#: What every method of a table spends the same amount of.
+By: TypeAlias = Literal["rollouts", "tokens", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,7 @@ class Comparison:
 
 
 def compare(
-    loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = (), by: str = "rollouts"
+    loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = (), by: By = "rollouts"
 ) -> Comparison:
     """Compute everything.
 
@@ -240,7 +244,9 @@ def compare(
 
     Raises:
         ReportError: no run has this method or metric, or recorded what it spent.
+        OutOfRange: there is no such ``by``.
     """
+    check_choices(compare, by=by)
     known = {run.method for run in loaded.runs}
     if baseline is not None and baseline not in known:
         raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, known)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import OutOfRange
 from rlstab.tasks.task import Example, Split
 
@@ -43,6 +44,7 @@ class Generated:
         Raises:
             OutOfRange: the settings leave too few different problems.
         """
+        check_choices(Generated.example, split=split)
         # a string seed is hashed with SHA-512: the same on every machine, and unrelated for neighbouring indices
         rng = random.Random(f"{self.name} {self.seed} {split} {index}")
         for _ in range(DRAWS):

@@ -8,6 +8,7 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
 from rlstab.tasks.scorers import GymScorer
@@ -69,6 +70,7 @@ class ReasoningGym:
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
+        check_choices(ReasoningGym.example, split=split)
         block, within = self._block(split, index // BLOCK), index % BLOCK
         before = random.getstate()  # `list_functions` draws from Python's global random numbers too
         random.seed(f"{self.name} {self._settings.seed} {split} {index}")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import DataError, kind_of
 from rlstab.tasks.rows import read_rows
 from rlstab.tasks.scorers import TextScorer, find_answer
@@ -63,11 +64,13 @@ class TextTask:
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is a string. Indices beyond the end start again."""
+        check_choices(TextTask.example, split=split)
         examples = self._examples[split]
         return examples[index % len(examples)]
 
     def leave_out(self, split: Split, indices: Collection[int]) -> None:
         """Remove some examples of a split, and renumber the others."""
+        check_choices(TextTask.leave_out, split=split)
         examples = self._examples[split]
         self._examples[split] = [example for index, example in enumerate(examples) if index not in indices]
         self.size[split] = len(self._examples[split])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlstab.core.method_settings import check_choices
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.testing.check import Report, Result
 from rlstab.testing.compare import BrokenLaw
@@ -127,8 +128,9 @@ def check_cut_free(
 
     Raises:
         UnknownName: the loss has a parameter that is not one of the arguments.
-        OutOfRange: the loss has no gradient, or one that is not finite.
+        OutOfRange: the loss has no gradient, or one that is not finite; or there is no such ``accumulate``.
     """
+    check_choices(check_cut_free, accumulate=accumulate)
     names = _names(loss)
     moved, causes = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, "")
     for seed in range(steps):

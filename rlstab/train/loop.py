@@ -137,7 +137,7 @@ def train(
         provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
-        cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
+        cure=lambda name, live: "pass rlstab.train.train a function that makes it, in signals",
     )
     for text in lacking(run):
         raise MissingSignal(text)

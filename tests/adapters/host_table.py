@@ -1,18 +1,41 @@
-"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` rewrites it."""
+"""The table of hosts' settings in docs/hosts/index.md, and that of the deviations from TRL's loss in docs/hosts/trl.md.
+
+``python -m tests.adapters.host_table`` rewrites both.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from rlstab.adapters.host_objective import objective_of, settings_of_trl, verl_objective_of
+from rlstab.adapters.host_objective import deviations_of, objective_of, settings_of_trl, verl_objective_of
 from rlstab.config.document import flow
 from rlstab.errors import ConfigError
 from rlstab.hosts import facts
 
 PAGE = Path(__file__).parents[2] / "docs" / "hosts" / "index.md"
 START, END = "<!-- settings: made from the code -->\n", "<!-- end of settings -->\n"
+TRL_PAGE = PAGE.with_name("trl.md")
+TRL_START, TRL_END = "<!-- deviations: made from the code -->\n", "<!-- end of deviations -->\n"
+
+CUT, SEQUENCE = {"gradient_accumulation_steps": 2}, {"importance_sampling_level": "sequence"}
+#: Settings with which the objective is not quite TRL's loss, one deviation each.
+DEVIATIONS: list[dict[str, Any]] = [
+    {"loss_type": "bnpo", **CUT},
+    {"steps_per_generation": 2},
+    {"top_entropy_quantile": 0.2, **CUT},
+    {"entropy_coef": 0.01, **CUT},
+    {"entropy_coef": 0.01, "top_entropy_quantile": 0.2},
+    {"use_adaptive_entropy": True},
+    {"beta": 0.04, **SEQUENCE},
+    {"top_entropy_quantile": 0.2, **SEQUENCE},
+    {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask", **SEQUENCE},
+    {"use_vllm": True, "loss_type": "vespo"},
+]
 
 TRL: list[dict[str, Any]] = [
-    *({"loss_type": kind, **({"epsilon_high": 5.0} if kind == "cispo" else {})} for kind in facts("trl")["loss_types"]),
+    *(
+        {"loss_type": kind, **({"epsilon_high": 5.0} if kind == "cispo" else {})}
+        for kind in facts("trl")["values"]["loss_type"]
+    ),
     {"delta": 4.0},
     {"importance_sampling_level": "sequence"},
     {"top_entropy_quantile": 0.2},
@@ -54,7 +77,16 @@ def table() -> str:
     return "".join(["| host | setting | objective |\n|---|---|---|\n", *rows])
 
 
+def deviations() -> str:
+    rows = [
+        f"| `{flow(settings)[1:-1]}` | {sentence} |\n"
+        for settings in DEVIATIONS
+        for sentence in deviations_of(settings_of_trl(settings))
+    ]
+    return "".join(["| with, for example | deviation |\n|---|---|\n", *rows])
+
+
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    PAGE.write_text(before + START + "\n" + table() + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    for page, start, end, made in ((PAGE, START, END, table()), (TRL_PAGE, TRL_START, TRL_END, deviations())):
+        before, _, rest = page.read_text(encoding="utf-8").partition(start)
+        page.write_text(before + start + "\n" + made + "\n" + end + rest.partition(end)[2], encoding="utf-8")

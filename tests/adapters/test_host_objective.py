@@ -1,19 +1,91 @@
 """An objective from the settings of TRL and verl, neither of which has to be installed."""
 
+import ast
+import inspect
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlstab import load_objective
-from rlstab.adapters.host_objective import objective_of, settings_of_trl, verl_deviations_of
+from rlstab.adapters.host_objective import deviations_of, objective_of, settings_of_trl, verl_deviations_of
+from rlstab.adapters.settings import check_trl_settings
 from rlstab.cli import main
-from tests.adapters.host_table import END, PAGE, START, table
+from rlstab.errors import ConfigError
+from rlstab.hosts import facts
+from tests.adapters.host_table import (
+    DEVIATIONS,
+    END,
+    PAGE,
+    START,
+    TRL_END,
+    TRL_PAGE,
+    TRL_START,
+    deviations,
+    table,
+)
+
+CLIP = [{"name": "clip_higher", "low": 0.2, "high": 0.2}]
 
 
-def test_the_table_of_the_page_is_that_of_the_code() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text.partition(START)[2].partition(END)[0].strip() == table().strip()
+def test_the_tables_of_the_pages_are_those_of_the_code() -> None:
+    for page, start, end, made in ((PAGE, START, END, table()), (TRL_PAGE, TRL_START, TRL_END, deviations())):
+        assert page.read_text(encoding="utf-8").partition(start)[2].partition(end)[0].strip() == made.strip()
+
+
+def test_the_page_has_every_deviation_from_trl() -> None:
+    """Each text of the function is a deviation if it has a colon."""
+    code = ast.parse(textwrap.dedent(inspect.getsource(deviations_of)))
+    texts = {each.value for each in ast.walk(code) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    known = {text for text in texts if re.match(r"\w+: .*\.$", text)}
+    named = [deviations_of(settings_of_trl(settings)) for settings in DEVIATIONS]
+    assert all(len(sentences) == 1 for sentences in named)
+    assert {sentence for sentences in named for sentence in sentences} == known
+
+
+#: Values that TRL refuses, sooner or later, each with the end of the error.
+REFUSED_BY_TRL: list[tuple[dict[str, Any], str]] = [
+    ({"loss_type": "dr-grpo"}, "Did you mean 'dr_grpo'"),
+    ({"loss_type": "gspo"}, "Did you mean 'grpo'"),
+    ({"loss_type": None}, "Known: bnpo"),
+    ({"loss_type": "a loss of 2031"}, "Known: bnpo"),
+    ({"importance_sampling_level": "sequnce"}, "Did you mean 'sequence'"),
+    ({"importance_sampling_level": "sequence_token"}, "Did you mean 'sequence'"),
+    ({"scale_rewards": "grop"}, "Did you mean 'group'"),
+    ({"multi_objective_aggregation": "sum_then_normalise"}, "Did you mean 'sum_then_normalize'"),
+    ({"vllm_importance_sampling_mode": "sequence-mask"}, "Did you mean 'sequence_mask'"),
+    ({"beta": None}, "expected a number"),
+    ({"beta": "0.04"}, "expected a number"),
+    ({"entropy_coef": None}, "expected a number"),
+    ({"epsilon": None}, "expected a number"),
+    ({"top_entropy_quantile": None}, "expected a number"),
+    ({"epsilon_high": "0.3"}, "expected a number"),
+]
+
+
+@pytest.mark.parametrize(("settings", "end"), REFUSED_BY_TRL)
+def test_what_trl_refuses_is_refused_by_name(settings: dict[str, Any], end: str) -> None:
+    ((name, value),) = settings.items()
+    config = settings_of_trl(settings)
+    for check in (objective_of, deviations_of, lambda given: check_trl_settings(given, load_objective(CLIP))):
+        with pytest.raises(ConfigError, match=re.escape(f"GRPOConfig.{name} = {value!r}") + rf".*{end}"):
+            check(config)
+
+
+def test_what_trl_accepts_is_accepted() -> None:
+    for name, values in facts("trl")["values"].items():
+        for value in values:
+            objective_of(settings_of_trl({name: value, **({"epsilon_high": 5.0} if value == "cispo" else {})}))
+    objective_of(settings_of_trl({"max_completion_length": None, "epsilon": np.float32(0.25), "use_vllm": 1}))
+
+
+def test_a_number_without_an_objective_is_told_with_the_objective() -> None:
+    for settings, word in (({"top_entropy_quantile": -0.1}, "top_entropy, share: -0.1"), ({"beta": -1.0}, "kl")):
+        with pytest.raises(ConfigError, match=f"no objective has these settings: .*{word}"):
+            objective_of(settings_of_trl(settings))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +153,7 @@ def test_what_no_objective_is_is_refused(host: str, text: str, word: str, tmp_pa
         ),
         ("trl", "clip_higher", "num_iterations: 0\n", ["num_iterations = 0, expected a whole number"]),
         ("trl", "clip_higher", "per_device_train_batch_size: .nan\n", ["nan, expected a whole number"]),
-        ("trl", "clip_higher", "loss_type: DAPO\n", ["is not one of TRL's"]),
+        ("trl", "clip_higher", "loss_type: DAPO\n", ["is not a value that TRL 1.16 accepts. Did you mean 'dapo'?"]),
         ("verl", "clip_higher", "actor: {clip_ratio: 0.2, ppo_mini_batch_size: 64}\n", []),
         (
             *("verl", "clip_higher", "strategy: megatron\nuse_kl_loss: true\npolicy_loss: {dro_beta: 0.1}\n"),

@@ -167,8 +167,7 @@ def test_a_dropped_connection_loses_nothing_and_counts_nothing_twice(running: tu
 
 def test_the_example_runs(running: tuple[str, str], tmp_path: Any) -> None:
     url, model = running
-    (tmp_path / "dapo.yaml").write_text("objective: [{name: clip_higher, low: 0.2, high: 0.28}]")
-    line = f"python {ROOT}/examples/tinker_chain.py --url {url} --model {model} --objective dapo.yaml --rollouts 2"
+    line = f"python {ROOT}/examples/tinker_chain.py --url {url} --model {model} --rollouts 2"
     told = [one for one in shell(line, tmp_path, TINKER_API_KEY="tml-local").splitlines() if one.startswith("rollout")]
     assert [one.split(":")[0] for one in told] == ["rollout 0", "rollout 1"]
     assert all(float(one.rpartition("tokens/live ")[2]) > 0 for one in told)  # the share of tokens with a gradient

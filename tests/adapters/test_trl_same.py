@@ -1,5 +1,6 @@
 """What a user of TRL's trainer keeps: its loss from GRPOConfig, windows, logs, checkpoints, subclasses."""
 
+import inspect
 import json
 import random
 import re
@@ -20,7 +21,8 @@ from rlstab.adapters.trl import RLStabGRPOTrainer, deviations_of, objective_of
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, distinct_ids, stamp_missing
 from rlstab.cli import main
 from rlstab.config import load_objective
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, HostError, OutOfRange
+from rlstab.hosts import facts
 from rlstab.visible import in_error
 from tests.adapters.jobs import farthest, largest, model, same_weights
 from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, tokenizer, trainer_of
@@ -92,6 +94,132 @@ def test_without_an_objective_it_trains_as_trl_does(settings: Any, bound: float,
     assert own.entropy_coef == plain.entropy_coef
 
 
+#: Likewise, without the log: more than one kind of term at once.
+MORE: list[tuple[dict[str, Any], float]] = [
+    ({**SEQUENCE, "loss_type": "cispo", "epsilon_high": 5.0, "top_entropy_quantile": 0.5}, 1e-5),
+    ({"off_policy_mask_threshold": 0.001, "beta": 0.1}, 1e-5),
+    ({"delta": 1.1, "epsilon_high": 0.4, "num_iterations": 3}, 0.0),
+    ({"loss_type": "dr_grpo", "temperature": 0.7, "scale_rewards": False, "mask_truncated_completions": True}, 0.0),
+    ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch", "epsilon": 0.0}, 0.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "bound"), MORE)
+def test_settings_together_train_as_trl_does(settings: Any, bound: float, tmp_path: Path) -> None:
+    # at a higher rate, rounding alone drives two runs apart
+    given = {**ADAM, "learning_rate": 0.0003, **settings}
+    (_, before), (own, after) = (trained(kind, tmp_path, **given) for kind in (GRPOTrainer, RLStabGRPOTrainer))
+    assert deviations_of(own.args) == []
+    weights, others = before[-1]["weights"], after[-1]["weights"]
+    assert max(float((values - others[name]).abs().max()) for name, values in weights.items()) <= bound
+    assert largest(before[0]) > 1e-3
+
+
+def test_every_text_that_trl_compares_is_known() -> None:
+    source = inspect.getsource(inspect.getmodule(GRPOTrainer))  # type: ignore[arg-type]
+    for name, values in facts("trl")["values"].items():
+        compared = re.findall(rf"self\.{name} (?:==|!=|in) (\[[^]]*\]|\"\w+\")", source)
+        assert {text for each in compared for text in re.findall(r"\w+", each)} == set(values) - {True, False}, name
+
+
+@pytest.mark.parametrize("settings", [{"loss_type": "dr-grpo"}, {**SEQUENCE, "importance_sampling_level": "sequnce"}])
+def test_a_text_that_trl_does_not_know_is_refused_before_training(settings: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Unknown"):
+        trained(GRPOTrainer, tmp_path, **settings)
+    for objective in (None, [CLIP]):
+        with pytest.raises(ConfigError, match=r"is not a value that TRL 1\.16 accepts\. Did you mean "):
+            RLStabGRPOTrainer(model(), reward, config(tmp_path, **settings), prompts(), objective=objective)
+
+
+def test_a_sequence_level_with_its_top_entropy_is_declared_and_differs(tmp_path: Path) -> None:
+    settings = {**SEQUENCE, "loss_type": "grpo", "top_entropy_quantile": 0.5, "max_steps": 1}
+    (_, before), (own, after) = (trained(kind, tmp_path, **settings) for kind in (GRPOTrainer, RLStabGRPOTrainer))
+    assert [sentence.partition(":")[0] for sentence in deviations_of(own.args)] == ["gspo"]
+    assert farthest(before[0], after[0]) > 0.01 * largest(before[0])
+
+
+CLIPPED = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
+
+@pytest.mark.parametrize("delta", [1.1, 1.4])
+def test_what_delta_stops_is_not_clipped_as_in_trl(delta: float, tmp_path: Path) -> None:
+    settings = {"epsilon_high": 0.4, "delta": delta, "epsilon": 0.1}
+    (plain, _), (own, _) = (trained(kind, tmp_path, **ADAM, **settings) for kind in (GRPOTrainer, RLStabGRPOTrainer))
+    for first, second in zip(plain.state.log_history[:3], own.state.log_history[:3], strict=True):
+        assert [second[name] for name in CLIPPED] == pytest.approx([first[name] for name in CLIPPED], abs=1e-6)
+    assert own.state.log_history[1]["clip_ratio/low_mean"] > 0
+    assert own.state.log_history[1]["rlstab/ratio/clipped_delta"] > 0
+
+
+def test_a_line_without_tokens_has_trls_metrics(tmp_path: Path) -> None:
+    def endless(asked: list[str], trainer: Any) -> dict[str, Any]:
+        rollout = sampler()(asked, trainer)
+        return {**rollout, "completion_ids": [[*ids[:-1], 5] for ids in rollout["completion_ids"]]}
+
+    settings = {"mask_truncated_completions": True, "beta": 0.1, "entropy_coef": 0.1, "max_steps": 2}
+    given = {"rollout_func": endless}
+    (plain, _), (own, _) = (
+        trained(kind, tmp_path, given=given, **settings) for kind in (GRPOTrainer, RLStabGRPOTrainer)
+    )
+    for first, second in zip(plain.state.log_history[:2], own.state.log_history[:2], strict=True):
+        assert first.keys() - second.keys() <= {"clip_ratio/low_min", "clip_ratio/high_max"}
+        for name in ("entropy", "kl", "policy_loss", *CLIPPED):
+            assert second[name] == first[name] == 0.0, name
+
+
+def gmpo() -> type:
+    """TRL's trainer of GMPO, which has a loss of its own."""
+    kind: type = pytest.importorskip("trl.experimental.gmpo", reason="this TRL has no GMPO").GMPOTrainer
+    return kind
+
+
+def test_an_objective_that_a_subclass_would_leave_without_effect_is_refused(tmp_path: Path) -> None:
+    class Own(RLStabGRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+            return next(model.parameters()).sum()
+
+    class Public(RLStabGRPOTrainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            return next(model.parameters()).sum()
+
+    class More(RLStabGRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+            return super()._compute_loss(model, inputs) * 2
+
+    given = (model(), reward, config(tmp_path), prompts())
+    for kind, owner in ((Own, "Own"), (type("Deeper", (Own,), {}), "Own"), (Public, "Public")):
+        for base in (None, "config"):
+            with pytest.raises(HostError, match=rf"^{owner} overrides _?compute_loss, so the objective"):
+                kind(*given, objective=[CLIP], base=base)
+    loss = [
+        float(trained(kind, tmp_path, given={"objective": [CLIP]}, max_steps=1)[0].state.log_history[0]["grad_norm"])
+        for kind in (RLStabGRPOTrainer, More)
+    ]
+    assert loss[1] == pytest.approx(2 * loss[0], rel=1e-5)
+
+
+def test_a_trainer_of_trl_with_a_loss_of_its_own(tmp_path: Path) -> None:
+    both, other = type("Both", (gmpo(), RLStabGRPOTrainer), {}), type("Other", (RLStabGRPOTrainer, gmpo()), {})
+    given = {"objective": [CLIP]}
+    with pytest.raises(HostError, match=r"^GMPOTrainer overrides _compute_loss, so the objective"):
+        trained(both, tmp_path, given=given)
+    with pytest.raises(
+        HostError, match=r"^Other is an RLStabGRPOTrainer before it is a GMPOTrainer, whose _compute_loss"
+    ):
+        trained(other, tmp_path)
+    runs = [trained(kind, tmp_path, **ADAM)[1] for kind in (gmpo(), both)]
+    assert all(same_weights(*pair) for pair in zip(*runs, strict=True))
+
+
+def test_another_base_or_head_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    given = (model(), reward, config(tmp_path), prompts())
+    for argument, text, nearest in (("base", "conf", "config"), ("head", "rlstb", "rlstab")):
+        wrong: dict[str, Any] = {argument: text}
+        with pytest.raises(OutOfRange, match=f"RLStabGRPOTrainer: {argument} = '{text}'. Did you mean '{nearest}'"):
+            RLStabGRPOTrainer(*given, objective=[CLIP], **wrong)
+
+
 def test_what_is_nearly_trls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     for settings, word in [
@@ -101,6 +229,8 @@ def test_what_is_nearly_trls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"use_adaptive_entropy": True}, "adaptive_entropy"),
         ({"beta": 0.1, **SEQUENCE}, "kl"),
         ({"loss_type": "vespo", "use_vllm": True}, "vespo"),
+        ({"top_entropy_quantile": 0.3, "loss_type": "luspo", **SEQUENCE}, "gspo"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate", **SEQUENCE}, "gspo"),
         ({"per_device_train_batch_size": 4, "steps_per_generation": 2}, "tokens"),
     ]:
         (sentence,) = deviations_of(config(tmp_path, **settings))

@@ -14,7 +14,8 @@ from rlstab.core.plan import Plan
 from rlstab.look.alternatives import effect_of
 from rlstab.look.forward import completed, entropy_slopes, sequences_of
 from rlstab.look.gradient import run_coefficients, traces_of
-from rlstab.look.host_loss import formula_of, judge
+from rlstab.look.host_loss import judge
+from rlstab.look.recorded_loss import loss_of
 from rlstab.models.policy import load_policy
 from rlstab.record import Dump, load, read_dump, trace
 from tests.replay.dumps import told
@@ -109,9 +110,10 @@ def test_a_record_says_of_each_token_what_the_loss_did(
         assert verdict.agrees is False
         assert verdict.findings == ("It was not divided by the gradient accumulation.",)
         for step, after in itertools.pairwise(steps):
-            formula = formula_of(step)
-            assert formula is not None
-            coefficients, _, state = effect_of(step, formula.objective, formula.state)
+            loss = loss_of(step)
+            assert loss is not None
+            assert loss.objective is not None
+            coefficients, _, state = effect_of(step, loss.objective, loss.state)
             assert torch.allclose(coefficients, run_coefficients(step), rtol=1e-6, atol=1e-12)
             assert after.header.loss is not None
             assert after.header.loss.settings["state"] == json.loads(json.dumps(state))

@@ -9,11 +9,13 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from rlstab.look.alternatives import effect_of
-from rlstab.look.host_loss import formula_of, judge, terms_of
+from rlstab.adapters.host_objective import methods_of
+from rlstab.look.alternatives import effect_of, own_objective
+from rlstab.look.host_loss import judge, terms_of
+from rlstab.look.recorded_loss import loss_of
 from rlstab.record import Step, read_dump
 from tests.adapters.jobs import farthest, model, same_weights
-from tests.adapters.trl_jobs import over_ranks, run
+from tests.adapters.trl_jobs import config, over_ranks, run
 
 pytestmark = pytest.mark.filterwarnings("default")
 #: Four optimizer steps of four micro-batches over one generation taken twice, with a reference.
@@ -57,10 +59,10 @@ def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, A
     header = dump.steps[0].header
     assert (header.temperature, header.top_p, header.top_k, header.logprobs_mode) == (1.0, 1.0, 0, None)
     for step in dump.steps:
-        formula, told = formula_of(step), step.header.loss
-        assert formula is not None
+        loss, told = loss_of(step), step.header.loss
+        assert loss is not None
         assert told is not None
-        expected = {kind: terms_of(formula, step, kind).sum(1) for kind in ("losses", "gradient")}
+        expected = {kind: terms_of(loss, step, kind).sum(1) for kind in ("losses", "gradient")}
         assert torch.allclose(expected["losses"], torch.tensor(told.values).double(), atol=1e-6, rtol=0)
         apart = (expected["gradient"] - step.tensors["coefficients"]).abs().max()
         assert apart < 1e-5 * expected["gradient"].abs().max()
@@ -92,9 +94,10 @@ def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> 
     steps = read_dump(folder / "own" / "dump").steps
     assert agrees(steps, "rlstab") < 1e-6
     for step, after in zip(steps, results["own"][0]["steps"], strict=True):
-        formula = formula_of(step)
-        assert formula is not None
-        _, seen, state = effect_of(step, formula.objective, formula.state)
+        loss = loss_of(step)
+        assert loss is not None
+        assert loss.objective is not None
+        _, seen, state = effect_of(step, loss.objective, loss.state)
         assert state == after["settled"]
         dropped = ~seen.kept
         assert dropped.any()
@@ -121,14 +124,28 @@ def test_a_dumped_run_is_not_changed(tmp_path: Path) -> None:
         {"loss_type": "cispo"},
         {"entropy_coef": 0.01, "delta": 1.5},
         {"use_bias_correction_kl": False, "beta": 0.2},
+        {"loss_type": "sapo", "sapo_temperature_neg": 1.3},
+        {"loss_type": "vespo", "steps_per_generation": 8},
+        {"top_entropy_quantile": 0.5},
+        {"off_policy_mask_threshold": 0.005},
+        {"use_adaptive_entropy": True, "entropy_target": 1.0, "entropy_coef": 0.02},
+        {"importance_sampling_level": "sequence", "delta": 1.05},
     ],
     ids=str,
 )
 def test_other_settings_are_reproduced(change: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path, dumped=True, learning_rate=0.01, **{**CUT, **change})
-    agrees(read_dump(tmp_path / "dump").steps, f"trl/{change.get('loss_type', 'dapo')}")
+    steps = read_dump(tmp_path / "dump").steps
+    agrees(steps, f"trl/{change.get('loss_type', 'dapo')}")
+    trained = {method["name"] for method in methods_of(config(tmp_path, **{**CUT, **change}))}
+    assert trained <= {member.name for member in own_objective(steps).members}
+    halved = [step.having({"coefficients": step.tensors["coefficients"] / 2}) for step in steps]
+    assert judge(halved).agrees is not True
 
 
-def test_a_mask_that_the_formula_lacks_is_not_judged(tmp_path: Path) -> None:
-    run(tmp_path, dumped=True, **{**CUT, "top_entropy_quantile": 0.5, "max_steps": 1})
-    assert judge(read_dump(tmp_path / "dump").steps).agrees is None
+def test_a_quantile_over_processes_is_not_called_an_error(tmp_path: Path) -> None:
+    job = {**CUT, "top_entropy_quantile": 0.5, "max_steps": 1, "dumped": True}
+    over_ranks(tmp_path, {"run": job})
+    verdict = judge(read_dump(tmp_path / "run" / "dump").steps)
+    assert verdict.agrees is None
+    assert "quantile of each micro-batch" in verdict.sentence

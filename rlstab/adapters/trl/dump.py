@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from rlstab.adapters.host_objective import defaults_of
 from rlstab.adapters.settings import check_windows
 from rlstab.adapters.trl.release import check_release, ends_of
 from rlstab.adapters.trl.responses import (
@@ -105,14 +106,15 @@ class DumpCallback(TrainerCallback):
         if not self._wanted or self._seen is None:
             return
         (logprobs, entropies), self._seen = self._seen, None
-        held = {name for name, (column, _) in COLUMNS.items() if inputs.get(column) is not None}
+        held = {name for name, column in COLUMNS.items() if inputs.get(column) is not None}
         evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
         # including the answers of tools, which TRL leaves out of the loss
         batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, held | {"truncated"}, {}, self.ends)
         there = inputs["completion_mask"].bool()
         tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
         tensors["mask"] = response_mask(inputs)[there]
-        if self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction:
+        corrected = self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction
+        if corrected and self.trainer.args.loss_type != "vespo":  # whose kernel has them
             tensors["weights"] = inputs["importance_sampling_ratio"].expand(there.shape)[there]
         self._tokens = inputs.get("num_items_in_batch")
         self._add(tensors, inputs, loss, logprobs, there)
@@ -122,7 +124,7 @@ class DumpCallback(TrainerCallback):
         step = self.trainer._rlstab_step
         if self._wanted and step is not None and step.plan is not None:
             did = what_methods_did(step.plan, batch, live)
-            had = {name: inputs[column] for name, (column, _) in COLUMNS.items() if inputs.get(column) is not None}
+            had = {name: inputs[column] for name, column in COLUMNS.items() if inputs.get(column) is not None}
             had["truncated"] = truncated(inputs, self.ends)[:, None].expand_as(inputs["completion_ids"])
             tensors = tensors_of(batch, live, inputs["completion_ids"], had)
             self._add(tensors | did, inputs, loss, live.logprobs)
@@ -146,11 +148,9 @@ class DumpCallback(TrainerCallback):
         trainer, accelerator = self.trainer, self.trainer.accelerator
         count, slices = trainer.current_gradient_accumulation_steps, args.steps_per_generation
         if isinstance(trainer, RLStabGRPOTrainer):
-            name, settings = "rlstab", settings_of(trainer.objective, trainer.objective_state)
+            name, settings = "rlstab", settings_of(trainer._rlstab_chosen, trainer.objective_state)
         else:
-            known = args.top_entropy_quantile == 1 and args.off_policy_mask_threshold is None
-            known &= not trainer.use_adaptive_entropy
-            name, settings = f"trl/{args.loss_type}{'' if known else ' with more'}", self._settings(count / slices)
+            name, settings = f"trl/{args.loss_type}", self._settings()
         self.recorder.write(
             name,
             settings,
@@ -167,27 +167,14 @@ class DumpCallback(TrainerCallback):
             logprobs_mode="processed_logprobs" if args.use_vllm and args.vllm_mode == "colocate" else None,
         )
 
-    def _settings(self, share: float) -> dict[str, Any]:
-        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.look.host_loss.Formula`.
-
-        Args:
-            share: of the tokens of the generation in each of its optimizer steps, over which TRL takes the mean.
-        """
-        args, scaled = self.trainer.args, self.trainer.scale_rewards
-        settings = {
-            "low": args.epsilon,
-            "high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
-            "cap": args.delta,
-            "beta": args.beta,
-            "estimator": "k3_unbiased" if args.use_bias_correction_kl else "k3",
-            "sequence": args.importance_sampling_level == "sequence",
-            "entropy": args.entropy_coef,
-            "length": args.max_completion_length,
-            "tokens": None if self._tokens is None else float(self._tokens) * share,
-            "rewards": scaled if args.multi_objective_aggregation == "sum_then_normalize" else "",
-            "group": args.num_generations,
+    def _settings(self) -> dict[str, Any]:
+        """What decides the loss and the advantages, by the names of GRPOConfig, and TRL's count of tokens."""
+        args, tokens = self.trainer.args, self._tokens
+        settings = {name: getattr(args, name, value) for name, value in defaults_of("trl").items() if name != "optim"}
+        return settings | {
+            "num_items_in_batch": None if tokens is None else float(tokens),
+            "scale_rewards": self.trainer.scale_rewards,
         }
-        return {name: value for name, value in settings.items() if value is not None}
 
 
 def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:

@@ -21,7 +21,7 @@ from rlstab.core.compose import Composition
 from rlstab.core.devices import sent
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.errors import ConfigError, OutOfRange
+from rlstab.errors import ConfigError
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import embeds_the_vocabulary, find_head
@@ -169,10 +169,7 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
     Raises:
         MissingSignal: names the method, the signal, and what to change.
         ConfigError: the logits of the model do not allow the head that this takes.
-        OutOfRange: there is no such head.
     """
-    if head not in ("auto", "trl", "rlstab"):
-        raise OutOfRange(f"head = {head!r}, expected 'auto', 'trl' or 'rlstab'.")
     needs, live = objective.needs - BASICS - provided, objective.live_needs
     if head == "auto":
         enough = needs <= TRLForward.gives and live <= TRLForward.live

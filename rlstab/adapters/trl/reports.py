@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlstab.adapters.metrics import SIDES
 from rlstab.core.compose import Composition, walk
 from rlstab.core.loss import LossOutput, held_ratio, token_mean
 from rlstab.core.objective import State
@@ -27,6 +28,14 @@ def entropy_price(objective: Composition, state: State) -> float | None:
     return None
 
 
+def in_trls_terms(report: Mapping[str, Mean], config: Any) -> Mapping[str, Mean]:
+    """A report in which ``delta`` stops no token by the clip, as in TRL; those it stops have another name."""
+    high, delta, name = config.epsilon if config.epsilon_high is None else config.epsilon_high, config.delta, SIDES[1]
+    if delta is None or delta > 1 + high or name not in report:
+        return report
+    return {**report, name: Mean(0 * report[name].total, report[name].count), "ratio/clipped_delta": report[name]}
+
+
 def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> Mapping[str, Mean]:
     """The metrics of one micro-batch that TRL has for this objective, by TRL's names.
 
@@ -41,13 +50,14 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
         kernel = part.terms.surrogate.fn(held_ratio(part, constant), Constants(constant, part.advantages, part.kept))
         report["vespo/phi_seq_mean"] = Mean.of(batch.sequence_mean(kernel), batch.lengths > 0)
     paid = [penalty for penalty in part.terms.penalties.values() if "entropies" in penalty.reads]
-    if methods.keys() & {"entropy_bonus", "adaptive_entropy"} and plan.everything.tokens:
+    if methods.keys() & {"entropy_bonus", "adaptive_entropy"}:
         everyone = torch.ones_like(part.kept)
         bonus = []
         for penalty in paid:
             aggregate = penalty.aggregate or part.terms.aggregate or token_mean
             share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
             bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
-        parts = torch.tensor(len(batch) / plan.everything.tokens, dtype=torch.float64)  # they sum to one step
+        steps = len(batch) / max(plan.everything.tokens, 1.0)  # they sum to one step
+        parts = torch.tensor(steps, dtype=torch.float64)
         report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
     return report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
-from rlstab.core.comm import Comm
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
+from rlstab.hosts import facts
 from rlstab.signals import SIGNAL_NAMES
 
 #: A micro-batch as TRL's trainer passes it to its loss.
@@ -25,11 +23,8 @@ Inputs: TypeAlias = Mapping[str, Any]
 #: A function from such a micro-batch to ``(B, T)`` values of a user-defined signal.
 Provider: TypeAlias = Callable[[Inputs], Tensor]
 
-#: TRL's columns by signal, each with how to make TRL provide it.
-COLUMNS: Mapping[str, tuple[str, str]] = {
-    "ref_logprobs": ("ref_per_token_logps", "Set GRPOConfig.beta above 0."),
-    "rollout_logprobs": ("sampling_per_token_logps", "A rollout_func returns it under 'logprobs'."),
-}
+#: TRL's columns by signal.
+COLUMNS: Mapping[str, str] = facts("trl")["columns"]
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
 _MASK = "rlstab_mask"
@@ -145,7 +140,7 @@ def batch_of(
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, now, unread) if values is not None)
-    held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="TRL")
+    held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
     named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
     if "truncated" in needs:
         named["truncated"] = truncated(inputs, ends)
@@ -171,15 +166,3 @@ def batch_of(
         **named,
     )
     return batch, (lost & response_mask(inputs)).count_nonzero()
-
-
-def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
-    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
-
-    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
-    not.
-    """
-    every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
-    empty = float(comm.sum(every)) - plan.everything.sequences
-    kept, everything = (replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything))
-    return replace(plan, kept=kept, everything=everything)

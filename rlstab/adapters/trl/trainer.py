@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
+from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
@@ -29,7 +30,7 @@ from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.trl.engine import check_engine
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
-from rlstab.adapters.trl.reports import entropy_price, trl_report
+from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
     Inputs,
     Provider,
@@ -40,12 +41,12 @@ from rlstab.adapters.trl.responses import (
     response_mask,
     stamp,
     stamp_missing,
-    with_empty_responses,
 )
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
+from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
@@ -55,6 +56,8 @@ from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
+#: The methods by which a micro-batch reaches the loss.
+_TO_THE_LOSS = frozenset({"training_step", "compute_loss", "_compute_loss"})
 #: A function of TRL's inputs, the evidence, the live outputs and the loss of a micro-batch.
 OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
@@ -81,7 +84,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         ConfigError: a setting of GRPOConfig that the objective replaces is set, a step would span generations, or the
             launcher selected an engine that is not data-parallel.
         MissingSignal: a method reads a signal that TRL does not have with these settings.
-        HostError: the installed TRL is not what the adapter was written for.
+        OutOfRange: there is no such ``base`` or ``head``.
+        HostError: the installed TRL is not what the adapter was written for, or a class has a loss of its own, which
+            would leave the objective without effect.
     """
 
     def __init__(
@@ -93,7 +98,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         signals: Mapping[str, Provider] | None = None,
         **kwargs: Any,
     ) -> None:
+        check_choices(RLStabGRPOTrainer.__init__, base=base, head=head)
         check_release()
+        _check_loss(type(self), objective)
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
 
         def chosen_by(config: GRPOConfig) -> Composition:
@@ -219,6 +226,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             loss = signals["logprobs"].sum() * (0.0 if train else torch.nan)
         else:
             out = step.loss(index, live)
+            step.reports[-1] = in_trls_terms(out.report, self.args)
             step.reports += [self._entropy(inputs, out.report, signals), trl_report(step.plan, index, live, out)]
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
             if self.on_part is not None:
@@ -343,6 +351,31 @@ class _AroundTheOptimizer(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._after_optimizer_step()
+
+
+def _check_loss(cls: type, objective: Any) -> None:
+    """Refuse a loss that a class overrides, where an objective was given or the class would not be called.
+
+    A method that calls what it overrides is no other loss.
+
+    Raises:
+        HostError: names the class.
+    """
+    adapter, host = (cls.__mro__.index(each) for each in (RLStabGRPOTrainer, GRPOTrainer))
+    for index, each in enumerate(cls.__mro__[:host]):
+        for name in _TO_THE_LOSS & vars(each).keys() if index != adapter else ():
+            called = getattr(inspect.unwrap(vars(each)[name]), "__code__", None)
+            covered = index > adapter and name == "_compute_loss"
+            if covered and objective is None:
+                raise HostError(
+                    f"{cls.__name__} is an RLStabGRPOTrainer before it is a {each.__name__}, whose {name} would have "
+                    f"no effect. Name {each.__name__} first among its bases, or give an objective."
+                )
+            if not covered and objective is not None and not _TO_THE_LOSS & set(getattr(called, "co_names", ())):
+                raise HostError(
+                    f"{each.__name__} overrides {name}, so the objective would have no effect. Remove the objective, "
+                    f"to train by that loss, or the override."
+                )
 
 
 def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:

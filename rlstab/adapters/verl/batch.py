@@ -17,6 +17,7 @@ from rlstab.adapters.identity import hashes
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.hosts import facts
 from rlstab.record.writer import tensors_of
 
 #: The column with the index of each row in the mini-batch, by which rows of a micro-batch are found again.
@@ -25,11 +26,8 @@ ROW = "rlstab_row"
 WEIGHTS = "rollout_is_weights"
 #: verl's rewards, at the last token of each response.
 SCORES = "token_level_scores"
-#: verl's columns by signal, each with the setting that fills it.
-COLUMNS: Mapping[str, tuple[str, str]] = {
-    "ref_logprobs": ("ref_log_prob", "Set actor_rollout_ref.actor.use_kl_loss=true."),
-    "rollout_logprobs": ("rollout_log_probs", "Set actor_rollout_ref.rollout.calculate_log_probs=true."),
-}
+#: verl's columns by signal.
+COLUMNS: Mapping[str, str] = facts("verl")["columns"]
 
 
 @dataclass(eq=False)
@@ -63,7 +61,7 @@ class MiniBatch:
             ends: the ids of tokens that end a response.
         """
         names = ["response_mask", "old_log_probs", "advantages", WEIGHTS, SCORES]
-        names += [key for key, _ in COLUMNS.values()]
+        names += [*COLUMNS.values()]
         columns = {name: _padded(data[name]).to(device) for name in names if name in data.keys()}
         prompts, responses = _ids(data, "prompts"), _ids(data, "responses")
         sessions = tu.get(data, "session_id", default=[""] * len(prompts))
@@ -103,7 +101,7 @@ class MiniBatch:
             ids[index, : len(self.responses[row])] = torch.as_tensor(self.responses[row])
             prompts.append(torch.as_tensor(self.prompts[row]))
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        had = {name: self.columns[column][rows] for name, (column, _) in COLUMNS.items() if column in self.columns}
+        had = {name: self.columns[column][rows] for name, column in COLUMNS.items() if column in self.columns}
         had["truncated"] = self.truncated[rows, None].expand(ids.shape)
         told = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
         if SCORES in self.columns:

@@ -38,7 +38,7 @@ from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.objective import State, check_complete
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
@@ -202,14 +202,15 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             return 0.0 if step.refusal is None else math.nan
         with step.scaled_learning_rate(self.engine.optimizer):
             if self._rlstab_loss.recorder is not None:
-                self._rlstab_dump(self._rlstab_loss.recorder, step.objective)
+                self._rlstab_dump(self._rlstab_loss.recorder)
             norm = move()
         if not math.isfinite(norm):
             step.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
 
-    def _rlstab_dump(self, recorder: Recorder, objective: TokenObjective) -> None:
+    def _rlstab_dump(self, recorder: Recorder) -> None:
         """Write the dump before the optimizer moves."""
+        objective = self.objective
         engine, group = self.engine, self.engine.get_data_parallel_group()
         recorder.write(
             "rlstab",
