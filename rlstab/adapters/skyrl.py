@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 NAME = "rlstab"
 #: SkyRL's columns by signal, each with the setting that fills it.
 COLUMNS: Mapping[str, tuple[str, str]] = {
-    "ref_logprobs": ("base_action_log_probs", "Set trainer.algorithm.use_kl_loss=true and kl_loss_coef=0."),
+    "ref_logprobs": ("base_action_log_probs", f"SkyRL has it if you {facts('skyrl')['how']['ref_logprobs']}."),
     "rollout_logprobs": ("rollout_logprobs", "Set generator.sampling_params.logprobs=1."),
 }
 _READ = ("sequences", "attention_mask", "loss_mask", "advantages", "action_log_probs")

@@ -53,7 +53,7 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
     if methods.keys() & {"entropy_bonus", "adaptive_entropy"}:
         everyone = torch.ones_like(part.kept)
         bonus = []
-        for penalty in paid:
+        for penalty in paid if plan.everything.tokens else ():
             aggregate = penalty.aggregate or part.terms.aggregate or token_mean
             share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
             bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
