@@ -57,7 +57,7 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
             aggregate = penalty.aggregate or part.terms.aggregate or token_mean
             share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
             bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
-        share = len(batch) / max(plan.everything.tokens, 1.0)  # they sum to one step
-        parts = torch.tensor(share, dtype=torch.float64)
+        # these sum to one step
+        parts = torch.tensor(len(batch) / max(plan.everything.tokens, 1.0), dtype=torch.float64)
         report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
     return report
