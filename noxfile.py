@@ -108,6 +108,19 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 
 
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def trl_own(session: nox.Session) -> None:
+    """TRL's own GRPO tests by TRL's trainer and by the adapter's: ``nox -s trl_own -- FOLDER``, a copy of TRL's tests.
+
+    ``--stand-ins`` needs no hub; ``--limit`` is for each test, in seconds; other arguments are those of pytest.
+    """
+    if not session.posargs:
+        session.error("give the path of a copy of TRL's repository, or of its tests: nox -s trl_own -- FOLDER")
+    own = "torch==2.13.0", "trl==1.16.0", "pytest-timeout", "-e", ".[train,lora,trl,testing]"
+    session.install("-c", "constraints.txt", *own)
+    session.run("python", "-m", "tests.adapters.trl_own", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
 def trl_release(release: str) -> None:
     """Declare the session that tests the adapter with an older release."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
 from rlstab.config.objectives import load_objective
-from rlstab.errors import ConfigError, FitWarning, RlstabError, did_you_mean
+from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
@@ -140,37 +139,22 @@ def deviations_of(config: Any) -> list[str]:
     weighted = any(method["name"] == "vespo" and method.get("anchor") for method in methods_of(config))
     kind, quantile = config.loss_type, config.top_entropy_quantile < 1
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
-    every = config.steps_per_generation > config.gradient_accumulation_steps
+    every = config.steps_per_generation > config.gradient_accumulation_steps and kind in ("dapo", "cispo", "vespo")
     bonus, sequence = config.entropy_coef or config.use_adaptive_entropy, config.importance_sampling_level == "sequence"
+    unbiased = config.beta and config.use_bias_correction_kl
+    shared = sequence and kind not in ("cispo", "vespo")  # each token of a response has the gradient of all
     corrected = config.use_vllm and getattr(config, CORRECTION_SETTING)
-    by_token = corrected and config.vllm_importance_sampling_mode.startswith("token")
-    # each token of a response then has the gradient of all
-    shared = sequence and kind not in ("cispo", "vespo")
+    by_token = corrected and "token" in config.vllm_importance_sampling_mode
     found = [
         (kind == "bnpo" and cut, "bnpo: TRL takes the mean of each micro-batch, the objective that of the step."),
-        (
-            kind in ("dapo", "cispo", "vespo") and every,
-            "tokens: TRL divides by those of the generation, scaled; the objective by the step's.",
-        ),
-        (
-            quantile and cut,
-            "top_entropy: TRL takes the quantile of each micro-batch, the objective that of the step.",
-        ),
+        (every, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
+        (quantile and cut, "top_entropy: TRL takes the quantile of a micro-batch, the objective that of the step."),
         (bonus and cut, "entropy: TRL takes the mean of each micro-batch, the objective that of the step."),
         (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
         (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
-        (
-            config.beta and config.use_bias_correction_kl and sequence,
-            "kl: TRL multiplies it by the ratio of the response, the objective by that of the token.",
-        ),
-        (
-            shared and quantile,
-            "gspo: TRL's top-entropy mask scales the gradient of a response, the objective's drops tokens from it.",
-        ),
-        (
-            shared and by_token,
-            "gspo: TRL's weight of a token acts on its whole response, the objective's on the token.",
-        ),
+        (unbiased and sequence, "kl: TRL multiplies it by the ratio of the response, the objective by the token's."),
+        (shared and quantile, "gspo: TRL's top-entropy mask scales a response, the objective's drops its tokens."),
+        (shared and by_token, "gspo: TRL's weight of a token acts on its response, the objective's on the token."),
         (weighted, "vespo: TRL puts bounded ratios to the sampler into its kernel, the objective the ratios."),
     ]
     return [sentence for holds, sentence in found if holds]
@@ -308,9 +292,7 @@ def objective_file(host: str, path: str | Path) -> str:
 def _loadable(methods: Methods) -> Methods:
     """The same methods, if an objective can have their settings."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FitWarning)  # whoever loads it is warned
-            load_objective(methods)
+        load_objective(methods)
     except RlstabError as error:
         raise ConfigError(f"no objective has these settings: {flow(methods)}. {error}") from error
     return methods

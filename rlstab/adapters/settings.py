@@ -12,14 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlstab.adapters.host_objective import (
-    TRL_LOSS,
-    VERL_LOSS,
-    check_trl_values,
-    objective_of,
-    read_settings,
-    settings_of_trl,
-)
+from rlstab.adapters.host_objective import TRL_LOSS, VERL_LOSS, objective_of, read_settings, settings_of_trl
 from rlstab.config import load_objective
 from rlstab.config.document import flow
 from rlstab.core.compose import Composition
@@ -85,7 +78,6 @@ def check_trl_settings(config: Any, objective: Composition, *, derived: bool = F
     Raises:
         ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
     """
-    check_trl_values(config)
     wrong, write = _misfits(config, objective, derived=derived)
     if not wrong:
         return

@@ -70,7 +70,6 @@ class TinkerLoss:
         self.step = OptimizerStep(self.objective, self.objective.init_state() if state is None else state)
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        data = _checked(data)
         step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
         batch, lost = batch_of(data, live.detach(), self.objective.needs)
         step.make_plan([batch])
@@ -135,7 +134,9 @@ class TinkerTrainer:
             ShapeError: there is no data.
             MissingSignal: the data lacks a field that the objective reads.
         """
-        data = _checked(data)
+        data = list(data)
+        if not any(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data):
+            raise ShapeError("an optimizer step has no data with target_tokens. Leave it out, or give it some.")
         if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
             raise HostError(
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
@@ -275,14 +276,6 @@ def _chosen(objective: Given) -> Composition:
     host = adapted("tinker")
     replace(host, release="", gives=host.gives | chosen.needs).require(chosen)  # any field may be given
     return chosen
-
-
-def _checked(data: Sequence[Any]) -> list[Any]:
-    """The data of an optimizer step; a server has no log-probs for none, or for no token."""
-    data = list(data)
-    if not any(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data):
-        raise ShapeError("an optimizer step has no data with target_tokens. Leave it out, or give it some.")
-    return data
 
 
 def _flat(values: Tensor, name: str) -> Tensor:

@@ -20,6 +20,8 @@ LINE = next(line for line in PAGE.splitlines() if " axolotl train " in line)
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"}
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
 MASK = {"name": "random_mask", "share": 0.3, "sign": "all"}
+#: Reads the entropies of the whole optimizer step, and drops about half of its tokens.
+FORKS = {"name": "top_entropy", "share": 0.5}
 
 #: axolotl warns of its own dependencies.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -40,6 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "settings": {name: value for name, value in common.items() if name != "rlstab"},
         "inline": common | {"rlstab": {"base": "config", "objective": [MASK]}},
         "file": common | {"rlstab": {"objective": "objective.yaml"}},
+        "forks": common | {"rlstab": {"base": "config", "objective": [FORKS]}},
     }
     told: dict[str, Any] = {}
     for name, config in named.items():
@@ -73,6 +76,27 @@ def test_an_objective_acts_inline_and_as_a_file(runs: dict[str, Any]) -> None:
         assert (runs[name]["folder"] / "checkpoint-2" / "rlstab.json").exists()
     assert apart(runs["inline"], runs["file"]) == 0.0
     assert apart(runs["inline"], runs["theirs"]) > 1e-5
+
+
+def test_a_method_that_drops_tokens_counts_them(runs: dict[str, Any]) -> None:
+    for line in runs["forks"]["log"]:
+        assert line["rlstab/tokens/kept"] == pytest.approx(line["rlstab/top_entropy/share"])
+        assert 0.45 < line["rlstab/tokens/kept"] < 0.7
+        assert line["rlstab/tokens/live"] <= line["rlstab/tokens/kept"]
+    assert apart(runs["forks"], runs["theirs"]) > 1e-5
+    first, plain = runs["forks"]["log"][0], runs["theirs"]["log"][0]
+    assert first["grad_norm"] != pytest.approx(plain["grad_norm"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [([{"name": "clip_highr"}], "Did you mean 'clip_higher'"), ("objektive.yaml", "objektive.yaml")],
+)
+def test_a_bad_objective_is_refused_before_anything_is_loaded(objective: Any, words: str) -> None:
+    from rlstab.adapters.axolotl import RLStabPlugin
+
+    with pytest.raises(ConfigError, match=words):
+        RLStabPlugin().register({"rl": "grpo", "rlstab": {"objective": objective}})
 
 
 @pytest.mark.parametrize(

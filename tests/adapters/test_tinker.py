@@ -1,5 +1,6 @@
 """Optimizer steps through Tinker's interface without a server: by hand, refused, scaled, interrupted, resumed."""
 
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,7 +11,7 @@ import torch
 from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer
 from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
 from tests.adapters import jobs
-from tests.adapters.fake_tinker import Adam, Client, Service, data, tensor
+from tests.adapters.fake_tinker import Adam, Client, Datum, Service, data, tensor
 
 DAPO = [{"name": "clip_higher", "low": 0.2, "high": 0.28}]
 PRICE = [*DAPO, {"name": "adaptive_entropy", "target_entropy": 1.2, "initial": 0.004}]
@@ -24,6 +25,30 @@ def live(seed: int) -> list[torch.Tensor]:
     rows = [torch.as_tensor(datum.loss_fn_inputs["logprobs"].data) for datum in data(seed)]
     moved = [(row + 0.3 * torch.randn(len(row), generator=draw).double()).clamp(max=-0.01) for row in rows]
     return [row.requires_grad_() for row in moved]
+
+
+def test_a_step_without_data_is_refused_before_anything_is_sent() -> None:
+    client = Client()
+    empty = [Datum(None, {"target_tokens": torch.zeros(0, dtype=torch.int64)})]
+    for none in ([], empty):
+        with pytest.raises(ShapeError, match="an optimizer step has no data with target_tokens"):
+            TinkerTrainer(client, DAPO).step(none, ADAM)
+    assert client.calls == 0
+
+
+def test_what_no_field_can_give_is_not_advised() -> None:
+    for method, name in (({"name": "entropy_bonus"}, "entropies"), ({"name": "lp_reg"}, "log_kept_mass")):
+        with pytest.raises(MissingSignal) as caught:
+            TinkerTrainer(Client(), [*DAPO, method])
+        text = str(caught.value)
+        assert f"reads the live '{name}', which Tinker does not provide. It provides: none." in text
+        assert text.endswith("or use a host that provides it.")
+
+
+def test_the_objective_of_the_example_needs_only_what_it_gives() -> None:
+    text = (jobs.ROOT / "examples" / "tinker_chain.py").read_text(encoding="utf-8")
+    (default,) = re.findall(r"options\.objective or (\[.*?\])\)", text)
+    assert TinkerLoss(eval(default)).objective.needs <= {"advantages", "old_logprobs", "logprobs"}
 
 
 def test_dapo_by_hand() -> None:

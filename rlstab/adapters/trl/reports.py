@@ -53,11 +53,11 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
     if methods.keys() & {"entropy_bonus", "adaptive_entropy"}:
         everyone = torch.ones_like(part.kept)
         bonus = []
-        for penalty in paid:
+        for penalty in paid if plan.everything.tokens else ():
             aggregate = penalty.aggregate or part.terms.aggregate or token_mean
             share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
             bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
-        steps = len(batch) / max(plan.everything.tokens, 1.0)  # they sum to one step
-        parts = torch.tensor(steps, dtype=torch.float64)
+        # these sum to one step
+        parts = torch.tensor(len(batch) / max(plan.everything.tokens, 1.0), dtype=torch.float64)
         report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
     return report

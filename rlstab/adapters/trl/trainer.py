@@ -23,7 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
-from rlstab.adapters.host_objective import deviations_of, objective_of
+from rlstab.adapters.host_objective import check_trl_values, deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
@@ -104,6 +104,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
 
         def chosen_by(config: GRPOConfig) -> Composition:
+            check_trl_values(config)
             parts = [] if objective is None else [objective]
             if derived:
                 parts.insert(0, objective_of(config))
@@ -364,18 +365,15 @@ def _check_loss(cls: type, objective: Any) -> None:
     adapter, host = (cls.__mro__.index(each) for each in (RLStabGRPOTrainer, GRPOTrainer))
     for index, each in enumerate(cls.__mro__[:host]):
         for name in _TO_THE_LOSS & vars(each).keys() if index != adapter else ():
-            called = getattr(inspect.unwrap(vars(each)[name]), "__code__", None)
-            covered = index > adapter and name == "_compute_loss"
-            if covered and objective is None:
-                raise HostError(
-                    f"{cls.__name__} is an RLStabGRPOTrainer before it is a {each.__name__}, whose {name} would have "
-                    f"no effect. Name {each.__name__} first among its bases, or give an objective."
-                )
-            if not covered and objective is not None and not _TO_THE_LOSS & set(getattr(called, "co_names", ())):
-                raise HostError(
-                    f"{each.__name__} overrides {name}, so the objective would have no effect. Remove the objective, "
-                    f"to train by that loss, or the override."
-                )
+            code = getattr(inspect.unwrap(vars(each)[name]), "__code__", None)
+            passed_on = _TO_THE_LOSS & set(getattr(code, "co_names", ()))
+            if index > adapter and name == "_compute_loss":  # the adapter's is called instead
+                lost, cure = objective is None, f"Name {each.__name__} before RLStabGRPOTrainer, or give an objective"
+            else:
+                lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
+            if lost:
+                what = "which" if objective is None else "so the objective"
+                raise HostError(f"{each.__name__} overrides {name}, {what} would have no effect. {cure}.")
 
 
 def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
