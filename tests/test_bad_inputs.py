@@ -449,9 +449,9 @@ def test_bad_input(command: str, every: int, tmp_path: Path, monkeypatch: pytest
     assert {case: told for case, told in wrong.items() if told} == {}
 
 
-USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
-USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "look --zzz"]
-USAGE += ["schema --zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
+USAGE = ["zzz", "--zzz", "check a b", "check f.yaml --example x"]
+USAGE += ["train --timeout x f.yaml", "bench --workers 1.5 f.yaml", "look --zzz"]
+USAGE += ["schema --zzz", "schema x", "doctor x", "init a b", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "runs --zzz", "list --zzz"]
 
 

@@ -28,7 +28,7 @@ def test_start_and_end_are_means_over_a_tenth() -> None:
 
 
 def test_three_lines_say_what_rose_what_fell_and_what_stood_out() -> None:
-    run = records(9, eval__mean=(0.156, 0.256), eval__greedy=(0.324, 0.316), response__length=(100.0, 100.5))
+    run = records(4, eval__mean=(0.156, 0.256), eval__greedy=(0.324, 0.316), response__length=(100.0, 100.5))
     rose, fell, signs = summary(run)
     assert (rose, fell) == ("rose: eval/mean 0.156 to 0.256", "fell: eval/greedy 0.324 to 0.316")
     assert signs == "stood out: the run is too short for any sign"

@@ -77,7 +77,9 @@ class Screen(Progress):
         elapsed = time.monotonic() - self._start
         left = timedelta(seconds=round(elapsed * (self._to_make / self._finished_rollouts() - 1)))
         values = [f"{name} {value:.3f}" for name, value in _measured(last_records(run.folder)).items()]
-        return self.say(f"{count} {run.name}  {', '.join([*values, cost])}{f', about {left} left' * bool(left)}")
+        return self.say(
+            f"{count} {run.name}  {', '.join([*values, cost])}{f', about {left} left' * (self._ended < self._total)}"
+        )
 
 
 def outcome(runs: Sequence[BenchRun]) -> list[str]:

@@ -14,12 +14,25 @@ from rlstab.errors import MissingPackage, OutOfRange
 
 #: What only rlstab calls or fills in, and what passes the argument on to a function that checks it.
 INTERNAL = {
-    *("BundledExample", "CutResult", "IdleSign", "Law", "MapCell", "Paired", "Pool", "Result", "RunFacts", "RunRecord"),
+    *(
+        "BundledExample",
+        "CutResult",
+        "IdleSign",
+        "Law",
+        "Loss",
+        "MapCell",
+        "Paired",
+        "Pool",
+        "Result",
+        "RunFacts",
+        "RunRecord",
+    ),
     *(
         "OptimizerStep.make_plan",
         "Shift.example",
         "Task.example",
         "Generator.answered",
+        "TextTask.leave_out",
         "example",
         "require_kind",
         "make_report",

@@ -161,7 +161,6 @@ from rlstab.stages.stage import RewardShaper
 
 class Mine(TokenObjective):
     name = "mine"
-    needs = {"advantages"}
     writes = {"keep"}
     def terms(self, batch, stat, state):
         return Terms(keep=batch.advantages > -1)
