@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from rlstab.bins import last_tenth
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.record.token_texts import Decode, token_texts
@@ -19,6 +18,7 @@ from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, 
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
+from rlstab.signs.curves import Metric
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
@@ -166,7 +166,7 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "raw": _path(steps, values, left, low, high),
                 "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
                 **{"low": low, "high": high, "lowest": lowest, "highest": float(values.max())},
-                **{"start": float(values[0]), "end": last_tenth(log, name) or 0.0},
+                **{"start": float(values[0]), "end": Metric(name, steps, values).end},
             }
         )
         data[name] = dict(zip(steps.tolist(), map(round_, values.tolist()), strict=True))
