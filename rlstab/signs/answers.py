@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.signs.curves import Curves, Metric
-from rlstab.signs.reward import FEWEST, SOLVED, rises, stalls
+from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
 from rlstab.signs.shift import SHORTEST, shift
 from rlstab.signs.sign import Sign, absent, detector, missing, moved, present
 
@@ -56,13 +56,20 @@ def growing_truncation(curves: Curves, metric: Metric) -> Sign:
     lines=1,
 )
 def truncation(curves: Curves, metric: Metric) -> Sign:
-    """Too many are cut off from the first step on, or ever more."""
+    """Too many are cut off from the first step on, or ever more.
+
+    It hurts the run where most are cut off all along and the reward is next to nothing all along: an answer that does
+    not end cannot be right. Where the reward fell, whatever took it took the ends too.
+    """
     grown = growing_truncation.detect(curves)
     cut_off = 1 - float(metric.values[0])
     if grown.fired or cut_off <= CUT_OFF:
         return grown
     text = f"{cut_off:.2f} of the answers are cut off in the first line of the log, {1 - metric.end:.2f} at the end"
-    return replace(present(int(metric.steps[0]), text), from_start=True)
+    reward = curves["reward/mean"]
+    unearned = len(reward.steps) >= SHORTEST and reward.smooth.max() < HARD and not rises(reward)
+    harm = bool(unearned and metric.smooth.max() < ENDED_KEPT and not reward_fall.detect(curves).fired)
+    return replace(present(int(metric.steps[0]), text, harm=harm), from_start=True)
 
 
 @detector(

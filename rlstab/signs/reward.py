@@ -48,7 +48,8 @@ SHAPE = 20
 
 @detector(
     "reward fall",
-    f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order",
+    f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order; "
+    "or, after one or two lines, by more than the range of all later values",
     "whether the reward falls",
     "reward/mean",
     lines=FEW,
@@ -64,11 +65,14 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
         return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
     if len(metric.steps) < SHORTEST:
         return short(metric, SHORTEST)
-    least = float(metric.smooth.min())
-    bottom = min(least, -1.0) if least < 0 else 0.0
+    bottom = _bottom(metric)
     fall = shift(metric.values, rises=False)
     before = fall.before - bottom
     level = bottom + KEPT * before
+    if lost := _lost_at_once(metric):
+        step, first = lost
+        share = (metric.end - bottom) / (first - bottom)
+        return present(step, f"{metric.end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
     share = (metric.end - bottom) / before if before > 0 else 1.0
     text = f"{metric.end:.3g} at the end, {fall.before:.3g} before"
     text = f"{text}, counted from {bottom:.3g}" if bottom else text
@@ -88,6 +92,28 @@ def _died(curves: Curves, metric: Metric) -> int | None:
     if not 0 < earned <= max(1, len(metric.values) // 10) or len(later.steps) < FEW or later.values.max() > BROKEN:
         return None
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
+
+
+def _bottom(metric: Metric) -> float:
+    """The reward from which a share of it is counted."""
+    least = float(metric.smooth.min())
+    return min(least, -1.0) if least < 0 else 0.0
+
+
+def _lost_at_once(metric: Metric) -> tuple[int, float] | None:
+    """The step from which a run has lost what it had in its first line or two, and the reward before.
+
+    No order of so few values is improbable, but their distance from all later ones is: it is larger than the range of
+    those. A reward of nearly nothing may be one lucky answer.
+    """
+    bottom = _bottom(metric)
+    for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):
+        first, later = metric.values[:count], metric.values[count:]
+        least, highest = float(first.min()), float(later.max())
+        lost = least - bottom > HARD and highest - bottom < KEPT * (least - bottom)
+        if lost and least - highest > highest - float(later.min()):
+            return int(metric.steps[count]), float(first.mean())
+    return None
 
 
 @detector(
@@ -278,6 +304,10 @@ def reward_in_words(curves: Curves) -> str:
         return ""
     if is_solved(curves):
         return f"the reward is {reward.end:.3g} at the end"
+    if step := _died(curves, reward):
+        return f"the reward fell from {reward.where(reward.steps < step).values.mean():.3g} to 0"
+    if lost := _lost_at_once(reward):
+        return f"the reward fell from {lost[1]:.3g} to {reward.end:.3g}"
     for direction, verb in ((True, "rose"), (False, "fell")):
         move = shift(reward.values, rises=direction)
         if move.is_real and (reward.end > move.before) is direction:
