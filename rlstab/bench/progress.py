@@ -84,15 +84,15 @@ class Screen(Progress):
 
 def outcome(runs: Sequence[BenchRun]) -> list[str]:
     """Lines about finished runs: the last values of each method, means over its seeds, and the signs present."""
-    values, found = defaultdict[str, list[float]](list), Counter[str]()
+    values, signs = defaultdict[str, list[float]](list), Counter[str]()
     for run in runs:
         records = last_records(run.folder, size=sys.maxsize)
-        found.update(SIGNS[sign.name].title for sign in judged(records) if sign.fired)
+        signs.update(SIGNS[sign.name].title for sign in judged(records) if sign.fired)
         if "held out" in (measured := _measured(records)):
             values[f"{run.setting}/{run.method}"].append(measured["held out"])
-    means = [f"{name} {sum(some) / len(some):.3f}" for name, some in values.items()]
-    signs = [f"{title} in {counted(count, 'run')}" for title, count in found.most_common()]
-    return [f"held out: {', '.join(means)}"] * bool(means) + [f"stood out: {', '.join(signs) or 'nothing'}"]
+    means = [f"{name} {sum(scores) / len(scores):.3f}" for name, scores in values.items()]
+    titles = [f"{title} in {counted(count, 'run')}" for title, count in signs.most_common()]
+    return [f"held out: {', '.join(means)}"] * bool(means) + [f"stood out: {', '.join(titles) or 'nothing'}"]
 
 
 def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:

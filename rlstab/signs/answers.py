@@ -67,9 +67,9 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
         return grown
     text = f"{cut_off:.2f} of the answers are cut off in the first line of the log, {1 - metric.end:.2f} at the end"
     reward = curves["reward/mean"]
-    unearned = len(reward.steps) >= SHORTEST and reward.smooth.max() < HARD and not rises(reward)
+    unearned = len(reward.steps) >= SHORTEST and abs(reward.smooth).max() < HARD and not rises(reward)
     harm = bool(unearned and metric.smooth.max() < ENDED_KEPT and not reward_fall.detect(curves).fired)
-    return replace(present(int(metric.steps[0]), text, harm=harm), from_start=True)
+    return present(int(metric.steps[0]), text, harm=harm)
 
 
 @detector(

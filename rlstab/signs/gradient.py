@@ -95,6 +95,8 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
     logged = [metric for name in names if len((metric := curves[name]).steps) >= SHORTEST]
     for metric in logged:
         if not metric.values.any():
+            if metric.name == "lr" and len(logged) > 1 and logged[0].values.any():
+                continue  # rounded: a console prints 1e-6 as 0.000
             if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
                 return present(int(metric.steps[0]), f"{metric.name} is 0 throughout", harm=True)
             continue

@@ -69,8 +69,8 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     fall = shift(metric.values, rises=False)
     before = fall.before - bottom
     level = bottom + KEPT * before
-    if lost := _lost_at_once(metric):
-        step, first = lost
+    if collapse := _lost_at_once(metric):
+        step, first = collapse
         share = (metric.end - bottom) / (first - bottom)
         return present(step, f"{metric.end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
     share = (metric.end - bottom) / before if before > 0 else 1.0
@@ -89,7 +89,8 @@ def _died(curves: Curves, metric: Metric) -> int | None:
     earned = int(np.flatnonzero(metric.values)[-1]) + 1 if metric.values.any() else 0
     ended = curves["response/ended"]
     later = ended.where(ended.steps > metric.steps[earned - 1])
-    if not 0 < earned <= max(1, len(metric.values) // 10) or len(later.steps) < FEW or later.values.max() > BROKEN:
+    early = 0 < earned <= max(1, len(metric.values) // 10) and metric.values[:earned].mean() > 0
+    if not early or len(later.steps) < FEW or later.values.max() > BROKEN:
         return None
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
 
@@ -110,8 +111,8 @@ def _lost_at_once(metric: Metric) -> tuple[int, float] | None:
     for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):
         first, later = metric.values[:count], metric.values[count:]
         least, highest = float(first.min()), float(later.max())
-        lost = least - bottom > HARD and highest - bottom < KEPT * (least - bottom)
-        if lost and least - highest > highest - float(later.min()):
+        below = least - bottom > HARD and highest - bottom < KEPT * (least - bottom)
+        if below and least - highest > highest - float(later.min()):
             return int(metric.steps[count]), float(first.mean())
     return None
 
@@ -306,8 +307,8 @@ def reward_in_words(curves: Curves) -> str:
         return f"the reward is {reward.end:.3g} at the end"
     if step := _died(curves, reward):
         return f"the reward fell from {reward.where(reward.steps < step).values.mean():.3g} to 0"
-    if lost := _lost_at_once(reward):
-        return f"the reward fell from {lost[1]:.3g} to {reward.end:.3g}"
+    if collapse := _lost_at_once(reward):
+        return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
     for direction, verb in ((True, "rose"), (False, "fell")):
         move = shift(reward.values, rises=direction)
         if move.is_real and (reward.end > move.before) is direction:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.shift import SHORTEST
 from rlstab.signs.sign import Sign, absent, detector, moved, present
@@ -31,7 +29,7 @@ def sampler_mismatch(curves: Curves, metric: Metric) -> Sign:
     text = f"{metric.name} is {first:.3g} in the first line of the log, at limit {limit:g} is normal"
     if step > 1:
         text += f"; that is step {step}, where a sampler may also be behind"
-    return replace(present(step, text), from_start=True) if first > limit else absent(text)
+    return present(step, text) if first > limit else absent(text)
 
 
 @detector(

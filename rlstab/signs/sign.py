@@ -43,7 +43,8 @@ class Detector:
             return missing(*self.reads)
         if len(metric.steps) < self.lines:
             return short(metric, self.lines)
-        return self.judge(curves, metric)
+        sign = self.judge(curves, metric)
+        return replace(sign, from_start=sign.step == int(metric.steps[0])) if len(metric.steps) else sign
 
 
 #: The detectors by name, in the order in which a reader looks at them.
