@@ -1,9 +1,8 @@
 """Logs of real runs that other people published: figures by step, and what became of the reward.
 
 ``tests/data/real_logs/sources.json`` names each log, its repository, its license, and its outcome. The figures are
-not in the repository. They are read from ``logs.json.gz`` in the folder of ``RLSTAB_REAL_LOGS``, in
-``tests/data/real_logs``, or in ``../shared/real_logs``, and from ``../shared/logs``; where there are none,
-:func:`real_logs` yields nothing and a test that needs them skips.
+not in the repository. They are read from ``logs.json.gz`` in the folder of ``RLSTAB_REAL_LOGS``, or in
+``tests/data/real_logs``; where there is none, :func:`real_logs` yields nothing and a test that needs them skips.
 
 The repositories are split in two by a hash of their names, before any verdict on their logs was looked at: thresholds
 may be chosen on ``seen``, and are tried on ``kept_aside`` afterwards.
@@ -28,7 +27,7 @@ SOURCES = ROOT / "tests" / "data" / "real_logs" / "sources.json"
 #: File of the figures: columns by the name of a log.
 FIGURES = "logs.json.gz"
 SPLITS = ("seen", "kept_aside")
-#: Repositories of ../shared/logs, whose logs could be looked at before the others were collected.
+#: Repositories whose logs could be looked at before the others were collected.
 OPEN = ("Sunshine535/nips-grpo-dynamics", "qhy991/GRPO-Clean-2", "Rusheel86/Chaos-Economy")
 #: The first salt with about half of the logs, of the repositories, and of the runs that lost reward on either side.
 SALT = 51
@@ -134,18 +133,9 @@ def figures() -> Mapping[str, Sequence[Row]]:
 
 @functools.cache
 def _figures(folder: str | None) -> Mapping[str, Sequence[Row]]:
-    # a worktree may lie one folder deeper than a clone
-    shared = [parent / "shared" for parent in (ROOT.parent, ROOT.parent.parent)]
-    found: dict[str, Sequence[Row]] = {}
-    for candidate in [Path(folder)] if folder else [SOURCES.parent, *(parent / "real_logs" for parent in shared)]:
-        if (candidate / FIGURES).is_file():
-            loaded = json.loads(gzip.decompress((candidate / FIGURES).read_bytes()))
-            found.update({name: _rows(columns) for name, columns in loaded.items()})
-            break
-    for parent in shared:
-        for path in sorted((parent / "logs").glob("*.jsonl")):
-            found.setdefault(f"shared/{path.stem}", [json.loads(line) for line in path.read_text().splitlines()])
-    return found
+    path = (Path(folder) if folder else SOURCES.parent) / FIGURES
+    loaded = json.loads(gzip.decompress(path.read_bytes())) if path.is_file() else {}
+    return {name: _rows(columns) for name, columns in loaded.items()}
 
 
 def _rows(columns: Mapping[str, Sequence[float | None]]) -> list[Row]:
