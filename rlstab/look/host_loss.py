@@ -545,7 +545,7 @@ def _located(loss: Loss, step: Step, kind: str) -> str:
     there, some, row = expected != 0, recorded != 0, int(step.row[worst])
     bad = off > RELATIVE * torch.maximum(recorded.abs(), expected.abs()) + ABSOLUTE * expected.abs().max()
     text = (
-        f"{lead} {int(bad.sum())} of {int(there.sum())} tokens with a gradient differ, most token "
+        f"{lead} {int(bad.sum())} of {int((there | some).sum())} tokens with a gradient differ, most token "
         f"{worst - int((step.row < row).sum())} of response {row} in micro-batch {int(parts[row])}: {told}. "
         f"{int((there & ~some).sum())} have no gradient that should, {int((some & ~there).sum())} have one and "
         f"should not; the policy term of the others is"
