@@ -177,7 +177,7 @@ TYPOS = {
     "probe gspo --quick s2t": "Name it before the options",
     "list clip_higer": "clip_higher",
     "list enropy": "entropy",
-    "train": "--example NAME: chain, countdown",
+    "train": "--example NAME: broken_run, chain, countdown",
     "explain": "needs the path of a file",
     "train rnu.yaml": "'run.yaml'",
     "train --example contdown": "'countdown'",

@@ -148,4 +148,4 @@ def test_a_quantile_over_processes_is_not_called_an_error(tmp_path: Path) -> Non
     over_ranks(tmp_path, {"run": job})
     verdict = judge(read_dump(tmp_path / "run" / "dump").steps)
     assert verdict.agrees is None
-    assert "quantile of each micro-batch" in verdict.sentence
+    assert "quantile of a micro-batch" in verdict.sentence
