@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
+from rlstab.page.render import rendered, safe_json
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
-from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
 from rlstab.signs.curves import Metric
 from rlstab.visible import visible
@@ -46,8 +44,6 @@ PROMPT = 120
 
 def page(run: Look) -> str:
     """The HTML. Nothing that a file says is read as HTML or script."""
-    folder = resources.files("rlstab.look")
-    template, script, style = ((folder / f"look.{kind}").read_text(encoding="utf-8") for kind in ("html", "js", "css"))
     signs = _signs(run)
     curves = _curves(run, signs)
     texts = _Texts(run.steps, run.decode)
@@ -62,13 +58,10 @@ def page(run: Look) -> str:
         "tokens": ("Tokens", methods),
     }
     context = {
-        "policy": Markup(digest(script)),
-        "script": Markup(script),
-        "style": Markup(resource("page.css") + style),
         "what": _what(run),
         "happened": signs,
         "speaks": _speaks(run),
-        "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
+        "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
         "gradient": gradient,
         "methods": methods,
@@ -79,7 +72,7 @@ def page(run: Look) -> str:
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
         **{"log": math.log, "median": median, "signs": SIGNS, "listed": listed},
     }
-    return rendered(template, functions, context)
+    return rendered("look/look.html", functions | context)
 
 
 def _what(run: Look) -> str:

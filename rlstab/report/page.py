@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
+from rlstab.page.render import digest, packed, rendered, safe_json
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -32,11 +33,9 @@ from rlstab.report.curves import (
 )
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
-from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
-from rlstab.report.template import rendered
 from rlstab.safe_read import plain
 from rlstab.signs import COUNTED
 
@@ -50,7 +49,7 @@ SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 def _plotly() -> tuple[Markup, str]:
     """Plotly for a page, and its digest."""
     script = get_plotlyjs()
-    return Markup(packed(script)), digest(script)
+    return packed(script), digest(script)
 
 
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
@@ -61,25 +60,17 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         command: makes the report again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
-    style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
     plotly, of_plotly = _plotly()
-    colours = "\n".join(
-        f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
-        for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
-    )
-    shown = {
-        # scripts run only by their digest, which a script in the data lacks. Plotly writes styles as it draws.
-        "digests": [of_plotly, digest(script)],
-        "style": Markup(f"{colours}\n{style}"),
-        "without_script": Markup(without_script),
-        "script": Markup(script),
-        "plotly": plotly,
-        "data": Markup(packed(safe_json(plain(data(comparison))))),
-        "source": source,
+    pairs = zip(LIGHT, DARK, strict=True)
+    colours = " ".join(f"--m{index}: light-dark({light}, {dark});" for index, (light, dark) in enumerate(pairs))
+    numbers = {"plotly": plotly, "data": packed(safe_json(plain(data(comparison)))), "source": source}
+    functions = {
+        **{"axis": axis, "own_title": own_title, "highest_stable": highest_stable, "p_value": p_value},
+        "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
-    functions = {"axis": axis, "own_title": own_title, "setting": _short, "decimals": decimals}
-    functions["highest_stable"] = highest_stable
-    return rendered(resource("page.html"), functions, contents(comparison, command) | shown)
+    context = contents(comparison, command) | functions | numbers
+    # plotly writes styles as it draws
+    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[of_plotly])
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -105,6 +96,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
         "first_metric": lead,
+        "outcome_titles": {outcome.name: outcome.title for outcome in comparison.outcomes},
         "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
         "settings": names,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
@@ -121,10 +113,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "signs": COUNTED,
-        "p_value": p_value,
-        "loses": [
-            key for key, table in tables.items() if any(each.losses.rate.hits for each in table.collapses.values())
-        ],
+        "sign_heads": [[sign.title] for sign in COUNTED.values()],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -313,15 +302,12 @@ def data(comparison: Comparison) -> dict[str, Any]:
         },
         "metrics": {name: asdict(axis(name)) for name in used},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
-        "lost": {key: {keys[name]: _losses(table, name) for name in table.methods} for key, table in tables.items()},
+        "lost": {
+            key: {keys[name]: [run.seed for run in table.runs[name] if collapsed(run)] for name in table.methods}
+            for key, table in tables.items()
+        },
         **curve_data(groups),
     }
-
-
-def _losses(table: Table, name: str) -> dict[str, Any]:
-    """The seeds of a method that were lost, and the share of its runs that was not, with the ends of its interval."""
-    lost = [run.seed for run in table.runs[name] if collapsed(run)]
-    return {"seeds": lost, "steps": table.collapses[name].losses.survival}
 
 
 def _short(value: float) -> str:

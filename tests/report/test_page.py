@@ -274,7 +274,7 @@ def test_it_opens_and_its_controls_work(compared: Comparison, tmp_path: Path, br
     assert empty == 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
     tab.set_viewport_size({"width": 400, "height": 800})
-    options = "document.querySelectorAll('label.field option')"
+    options = "document.querySelectorAll('label option')"
     tab.evaluate(options + ".forEach(one => one.textContent += ' word'.repeat(20))")
     assert tab.evaluate("document.documentElement.scrollWidth") == 400
     tab.set_viewport_size({"width": 1280, "height": 720})
