@@ -319,7 +319,6 @@ def _table(
         "The difference is that of both."
         for method, what in differs.items()
     ]
-    notes += [f"{where}: {text}" for run in finished if not run.sparse for text in _resting(run, outcomes)]
     losses = losses_of(by_method, baseline)
     collapses = {method: _collapse(some, losses[method]) for method, some in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
@@ -354,23 +353,6 @@ def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
             }
             differs |= {method: words} if words else {}
     return differs
-
-
-def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Sentences about outcomes at the end of a run that are means over fewer rollouts than a bin has."""
-    tenth, width = run.rollouts // 10, min(WIDTH, run.rollouts)
-    for outcome in outcomes:
-        metric = "reward/mean" if outcome.name == "reward/last" else outcome.name
-        ends, _ = binned(run, metric)
-        inside = ends[ends > run.rollouts - max(1, tenth)]
-        if metric in run.metrics and len(inside):
-            rollouts, values = run.metrics[metric]
-            count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
-            if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
-                count = int(bin_weights(run.bin_width, inside).sum())
-            if count < max(width, tenth):
-                what = f"{outcome.name} of {run.method} seed {run.seed}"
-                yield f"{what} is a mean over {counted(count, 'rollout')}, not over {max(width, tenth)}."
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:

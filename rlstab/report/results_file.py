@@ -53,6 +53,7 @@ class _Line(RunFacts):
     largest: dict[str, list[float | None]]
     spent: dict[str, list[float | None]]
     left_out: list[str]
+    not_finite: list[str] = Field(default_factory=list)
 
 
 _LINE = TypeAdapter(_Line)
@@ -87,6 +88,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "largest": {name: _aligned(curve, rollouts) for name, curve in sorted(run.largest.items())},
         "spent": {unit: _aligned(curve, rollouts) for unit, curve in sorted(run.spent.items())},
         "left_out": list(run.remarks),
+        **({"not_finite": list(run.not_finite)} if run.not_finite else {}),
     }
 
 
@@ -142,6 +144,7 @@ def _record(line: _Line, path: Path, number: int) -> RunRecord:
         largest={name: _curve(rollouts, values) for name, values in line.largest.items()},
         spent={unit: _curve(rollouts, values) for unit, values in line.spent.items()},
         remarks=tuple(line.left_out),
+        not_finite=tuple(line.not_finite),
     )
 
 

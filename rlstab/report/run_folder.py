@@ -91,13 +91,10 @@ def record_of(run: Run, folder: Path, **facts: Any) -> RunRecord:
         folder: of the run.
         **facts: what it is; see :class:`rlstab.report.runs.RunFacts`.
     """
-    curves = ("metrics", "evaluations", "largest", "spent", "unit", "writer")
+    curves = ("metrics", "evaluations", "largest", "spent", "unit", "writer", "not_finite")
     file = folder / METRICS
     written = (file if file.is_file() else folder).stat().st_mtime
-    sparse = run.unit == "step"
-    return RunRecord(
-        **{name: getattr(run, name) for name in curves}, path=str(folder), written=written, sparse=sparse, **facts
-    )
+    return RunRecord(**{name: getattr(run, name) for name in curves}, path=str(folder), written=written, **facts)
 
 
 def foreign(folder: Path, console: Path) -> Run:

@@ -63,13 +63,11 @@ class RunRecord(RunFacts, Run):
     """One run as a report compares it.
 
     Attributes:
-        sparse: whether its log, of another trainer, may lack lines for some rollouts.
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
         repeats: the setting from which it was taken, since its seed ran there more than once; else empty.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
-    sparse: bool = False
     by: str = "rollouts"
     repeats: str = ""
     written: float = 0.0

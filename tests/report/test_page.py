@@ -22,7 +22,6 @@ from rlstab.report.curves import curve_of, lead_curve, lead_sweep
 from rlstab.report.load import load_runs
 from rlstab.report.page import Scale, contents, data
 from rlstab.report.runs import LeftOut, Loaded, RunRecord
-from rlstab.summary import start_and_end
 from tests.report.conftest import config, curves, record, write_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
@@ -382,21 +381,3 @@ def test_curves_are_drawn_over_what_was_spent(tmp_path: Path, browser_page: Any)
     tab.locator("#seeds").check()
     assert tab.evaluate(last, "seed") == [[1, 3], "training time, minutes"]
     browser_page.assert_clean()
-
-
-def test_the_markdown_of_one_run_has_every_metric_at_its_start_and_end(bench: Path, tmp_path: Path) -> None:
-    folder = sorted(bench.rglob("metrics.jsonl"))[0].parent
-    records = list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
-    one, several = tmp_path / "one.md", tmp_path / "several.md"
-    make_report([folder], markdown_file=one)
-    make_report([bench], markdown_file=several)
-    assert "## Every metric" not in several.read_text()
-    table = one.read_text().partition("## Every metric")[2].partition("\n## ")[0]
-    rows = {}
-    for line in table.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and "/" in cells[0]:
-            rows[cells[0]] = tuple(map(float, cells[1:]))
-    rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
-    assert rows["reward/mean"] == pytest.approx(start_and_end(rewards), rel=1e-3)
-    assert {name for record in records for name in record if name.startswith("eval/")} <= rows.keys()
