@@ -48,7 +48,6 @@ PENDING = (
     "look",
     "preflight.py",
     "record",
-    "report",
     "safe_read.py",
     "testing/compare.py",
     "testing/cut_free.py",

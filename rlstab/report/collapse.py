@@ -42,10 +42,10 @@ class Fate:
 
 def fate_of(run: RunRecord) -> Fate:
     """Whether a run was lost, and when."""
-    known: dict[str, Any] = vars(run)  # asked for again and again
-    if "_fate" not in known:
-        known["_fate"] = _fate(run)
-    return cast(Fate, known["_fate"])
+    cache: dict[str, Any] = vars(run)  # asked for again and again
+    if "_fate" not in cache:
+        cache["_fate"] = _fate(run)
+    return cast(Fate, cache["_fate"])
 
 
 def collapsed(run: RunRecord) -> bool:
@@ -77,8 +77,8 @@ def _rewards(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     rollouts, values = run.metrics.get(REWARD, EMPTY)
     if not run.metrics or not (REWARD in run.not_finite or (run.bin_width > 1 and len(rollouts))):
         return rollouts, ~np.isfinite(values)
-    every = np.unique(np.concatenate([steps for steps, _ in run.metrics.values()]))
-    return every, ~np.isin(every, rollouts[np.isfinite(values)])
+    rollouts_of_any = np.unique(np.concatenate([steps for steps, _ in run.metrics.values()]))
+    return rollouts_of_any, ~np.isin(rollouts_of_any, rollouts[np.isfinite(values)])
 
 
 def _nan_from(run: RunRecord) -> int | None:
@@ -122,17 +122,20 @@ class Losses:
 
 def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, Losses]:
     """By method, the runs that were lost."""
-    lost = {
-        method: {run.seed: fate.lost for run in some if (fate := fate_of(run)).lost is not None}
-        for method, some in runs.items()
+    fates = {
+        method: {run.seed: fate.lost for run in group if (fate := fate_of(run)).lost is not None}
+        for method, group in runs.items()
     }
-    base = lost.get(baseline or "", {})
-    pairs = {method: [(some[seed], base[seed]) for seed in some.keys() & base.keys()] for method, some in lost.items()}
-    sides = {method: (some.count((True, False)), some.count((False, True))) for method, some in pairs.items()}
+    base = fates.get(baseline or "", {})
+    pairs = {
+        method: [(by_seed[seed], base[seed]) for seed in by_seed.keys() & base.keys()]
+        for method, by_seed in fates.items()
+    }
+    sides = {method: (pair.count((True, False)), pair.count((False, True))) for method, pair in pairs.items()}
     p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
     return {
-        method: Losses(share(sum(some.values()), len(some)), len(pairs[method]), p.get(method))
-        for method, some in lost.items()
+        method: Losses(share(sum(by_seed.values()), len(by_seed)), len(pairs[method]), p.get(method))
+        for method, by_seed in fates.items()
     }
 
 

@@ -29,7 +29,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     runs = comparison.loaded.runs
-    several = len({run.bench for run in runs}) > 1
+    is_named = len({run.bench for run in runs}) > 1
     # Markdown is not escaped like HTML: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
@@ -44,8 +44,8 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         result_rows=lambda table: list(_result_rows(comparison, table)),
         commands=_commands(runs),
         versions=about_runs(runs),
-        several=several,
-        hashes=_hashes(runs, several),
+        several=is_named,
+        hashes=_hashes(runs, is_named),
         signs=COUNTED,
         findings=findings(comparison),
         p_value=p_value,
@@ -58,10 +58,10 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
 def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
     for outcome in comparison.outcomes:
         rows = rows_of(table, outcome)
-        for place, row in enumerate(rows if any(row.seeds for row in rows) else []):
+        for index, row in enumerate(rows if any(row.seeds for row in rows) else []):
             compared = [str(text or "") for text in (row.value, row.difference)]
             verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            yield ["" if place else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
+            yield ["" if index else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
 
 
 def _commands(runs: Sequence[RunRecord]) -> list[str]:

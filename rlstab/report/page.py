@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +31,7 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
+from rlstab.report.formatting import axis, listed, own_title, setting
 from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -127,20 +126,20 @@ def _tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
-    alone = len({table.bench for table in tables.values()}) == 1
-    return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
+    is_single = len({table.bench for table in tables.values()}) == 1
+    return {key: (table.setting if is_single else table.title) or "all runs" for key, table in tables.items()}
 
 
 def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
     baselines = {table.baseline for table in comparison.tables}
-    others = [name for name in looks if name not in baselines]
+    compared = [name for name in looks if name not in baselines]
     if len(baselines) > 1:  # none is the baseline of all tables
         return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
-    if not others or None in baselines:
+    if not compared or None in baselines:
         return head + listed(looks)
-    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {baselines.pop()}"
+    return f"{head}{listed(compared) if len(compared) <= 3 else f'{len(compared)} methods'} against {baselines.pop()}"
 
 
 def _what(comparison: Comparison, methods: int) -> str:
@@ -203,9 +202,11 @@ def _config(table: Table, name: str) -> dict[str, Any]:
 
 def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
-    here, there = _yaml(config).splitlines(), _yaml(baseline).splitlines()
+    lines, baseline_lines = _yaml(config).splitlines(), _yaml(baseline).splitlines()
     kinds = {" ": "same", "+": "new", "-": "gone"}
-    marked = list(difflib.unified_diff(there, here, n=len(there)))[3:] or [f" {line}" for line in here]
+    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:] or [
+        f" {line}" for line in lines
+    ]
     yield from ((kinds[line[0]], line[1:]) for line in marked)
 
 
@@ -219,65 +220,41 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-#: Size of the drawing of one difference, in its own units.
+#: Width of the drawing of one difference, and its margin, in its own units.
 FOREST, MARGIN = 150.0, 7.0
-#: Width of a character of a tick's label, and the least gap between two labels, likewise.
-CHARACTER, GAP = 6.2, 3.0
 
 
 def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
     """One outcome in one setting, which is named unless it is ``alone``."""
     rows = rows_of(table, outcome)
-    differences = [row.estimate for row in rows if row.estimate]
-    bounds = [bound for entry in differences for bound in (entry.value, entry.low, entry.high) if bound is not None]
-    scale = Scale([0.0, *bounds])
     remarks: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.remark:
             remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
     unit = f", in {outcome.unit}" if outcome.unit else ""
+    losses = [table.collapses[row.method].losses for row in rows]
     return {
         "outcome": outcome.name,
         "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
-        "axis": scale.ticks() if differences else None,
-        "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method].losses) for row in rows],
+        "rows": list(zip(rows, forest([row.estimate for row in rows]), losses, strict=True)),
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
     }
 
 
-class Scale:
-    """Maps differences to positions in the drawing; all rows of a table share it."""
+def forest(estimates: Sequence[Estimate | None]) -> list[dict[str, float | None]]:
+    """Zero, value and interval of each difference from the left edge of its drawing; all have one scale."""
+    names = ("value", "low", "high")
+    columns = [{"zero": 0.0} | {name: getattr(estimate, name, None) for name in names} for estimate in estimates]
+    numbers = [number for column in columns for number in column.values() if number is not None]
+    low, span = min(numbers), max(numbers) - min(numbers)
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self.low, self.high = min(values), max(values)
+    def position(number: float | None) -> float | None:
+        share = 0.5 if number is None or span == 0 else (number - low) / span
+        return None if number is None else round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
 
-    def at(self, value: float) -> float:
-        """From the left edge."""
-        span = self.high - self.low
-        share = (value - self.low) / span if span > 0 else 0.5
-        return round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
-
-    def drawn(self, estimate: Estimate | None) -> dict[str, float | None] | None:
-        """Point and interval of one row."""
-        if estimate is None or estimate.value is None:
-            return None
-        low, high = (None if bound is None else self.at(bound) for bound in (estimate.low, estimate.high))
-        return {"zero": self.at(0.0), "value": self.at(estimate.value), "low": low, "high": high}
-
-    def ticks(self) -> list[dict[str, Any]]:
-        """Zero, and as many round numbers on both sides as there is room for."""
-        if self.high <= self.low:
-            return [{"at": self.at(0.0), "text": "0"}]
-        for count in (4, 3, 2):
-            step = round_step((self.high - self.low) / count)
-            digits = max(0, -math.floor(math.log10(step) + 1e-9))
-            inside = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-            texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]
-            if step / (self.high - self.low) * (FOREST - 2 * MARGIN) >= max(map(len, texts)) * CHARACTER + GAP:
-                break
-        return [{"at": self.at(value), "text": text} for value, text in zip(inside, texts, strict=True)]
+    return [{name: position(number) for name, number in column.items()} for column in columns]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -151,14 +151,14 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
         name: mean_of(values, constant=len({baseline[seed] for seed in seeds[name]}) == 1)
         for name, values in differences.items()
     }
-    together = holm({name: p for name, (_, p) in means.items() if p is not None and differences[name].any()})
+    adjusted = holm({name: p for name, (_, p) in means.items() if p is not None and differences[name].any()})
     paired = {}
     for name, (mean, _) in means.items():
-        verdict, remark = _judged(mean, differences[name], together.get(name))
+        verdict, remark = _judged(mean, differences[name], adjusted.get(name))
         unseen = verdict == "no visible difference" and len(seeds[name]) >= MIN_POWER_SEEDS
-        power = power_of(differences[name], len(together)) if unseen else None
-        each = tuple(differences[name].tolist())
-        paired[name] = Paired(mean, seeds[name], verdict, remark, power, each)
+        power = power_of(differences[name], len(adjusted)) if unseen else None
+        by_seed = tuple(differences[name].tolist())
+        paired[name] = Paired(mean, seeds[name], verdict, remark, power, by_seed)
     return paired
 
 
@@ -190,8 +190,8 @@ def student_t(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjusted p-values: the i-th smallest of m times (m - i + 1), never below the one before it, at most 1."""
     names = sorted(p_values, key=p_values.__getitem__)
-    alone = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
-    return dict(zip(names, accumulate(alone, max), strict=True))
+    multiplied = (min(1.0, (len(names) - rank) * p_values[name]) for rank, name in enumerate(names))
+    return dict(zip(names, accumulate(multiplied, max), strict=True))
 
 
 def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | None) -> tuple[Verdict, str]:
@@ -201,8 +201,8 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
         return "too few seeds", difference.how
     side: Verdict = "higher" if difference.value > 0 else "lower"
     if difference.low is None or difference.high is None:
-        same = f"by the same in each of {len(differences)} seeds: no interval, and an exact test gives {p_value(p)}"
-        return side if p < 1 - CONFIDENCE else "too few seeds", f"{side} {same}"
+        reason = f"by the same in each of {len(differences)} seeds: no interval, and an exact test gives {p_value(p)}"
+        return side if p < 1 - CONFIDENCE else "too few seeds", f"{side} {reason}"
     if p < 1 - CONFIDENCE:
         return side, ""
     if difference.low > 0 or difference.high < 0:

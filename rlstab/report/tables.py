@@ -92,8 +92,8 @@ def _differing(table: Table, method: str, outcome: Outcome) -> list[str]:
 
 def _remark(cell: Cell, outcome: Outcome) -> str:
     """What the verdict alone hides, what the seeds could show, or why there is no interval."""
-    told = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
-    return "; ".join(filter(None, told)) or (cell.summary.how if cell.summary.low is None else "")
+    remarks = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
+    return "; ".join(filter(None, remarks)) or (cell.summary.how if cell.summary.low is None else "")
 
 
 def in_words(paired: Paired, outcome: Outcome) -> str:

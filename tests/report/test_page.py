@@ -20,7 +20,7 @@ from rlstab.report.build import make_report
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.curves import curve_of, lead_curve, lead_sweep
 from rlstab.report.load import load_runs
-from rlstab.report.page import Scale, contents, data
+from rlstab.report.page import contents, data
 from rlstab.report.runs import LeftOut, Loaded, RunRecord
 from tests.report.conftest import config, curves, record, write_run
 
@@ -165,16 +165,6 @@ def test_a_sweep_has_its_figure_and_its_table(swept: Comparison) -> None:
     assert by_name["grpo"]["stable"] == [True, False, False]
     # settings stand in the order of the swept value
     assert [setting["name"] for setting in numbers["settings"]] == ["lr_1e-4", "lr_2e-4", "lr_4e-4"]
-
-
-def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone() -> None:
-    for low, high in ((-0.076, 0.021), (0, 0.031), (-0.04, 0.04), (-0.035, 0.035), (-1, 0.1), (0, 120), (-3e-5, 1e-5)):
-        ticks = Scale([0.0, low, high]).ticks()
-        assert "0" in [tick["text"] for tick in ticks]
-        assert len(ticks) >= 2
-        for tick, later in itertools.pairwise(ticks):
-            # half of each label lies to each side; 11 px of a sans serif are about 6 px per character
-            assert later["at"] - tick["at"] >= 6 * (len(tick["text"]) + len(later["text"])) / 2, (low, high)
 
 
 def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
