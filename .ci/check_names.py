@@ -45,7 +45,6 @@ PENDING = (
     "logs",
     "look",
     "record",
-    "report",
     "safe_read.py",
 )
 
