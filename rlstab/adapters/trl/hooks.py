@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers.utils import logging
 from trl.trainer.base_trainer import _BaseTrainer
 
 from rlstab.adapters.checkpoint import keep_state
-from rlstab.adapters.host_objective import check_trl_values, deviations_of, objective_of
+from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective
@@ -22,6 +22,7 @@ from rlstab.adapters.trl.engine import check_engine
 from rlstab.core.compose import Composition
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import HostError
+from rlstab.hosts import Host
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
@@ -32,18 +33,18 @@ _TO_THE_LOSS = frozenset({"training_step", "compute_loss", "_compute_loss"})
 class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
     """A trainer of TRL that trains by an objective, without its loss."""
 
-    def _rlstab_train_by(self, chosen: Composition, settings: Any, *, derived: bool, corrected: bool = False) -> None:
+    def _rlstab_train_by(self, chosen: Composition, deviations: Iterable[str], *, corrected: bool = False) -> None:
         """Begin with the initial state, once TRL's ``__init__`` is done.
 
         Args:
             chosen: the objective.
-            settings: those of ``GRPOConfig`` that the loss depends on.
-            derived: whether the objective includes what they say.
+            deviations: a sentence for each way in which it differs from TRL's loss, if it is derived from that.
             corrected: whether TRL's weights multiply the policy term.
         """
         check_engine(self.accelerator)
-        for sentence in deviations_of(settings) if derived else ():
-            logger.warning(f"the objective of this GRPOConfig differs from TRL's loss in one respect. {sentence}")
+        for sentence in deviations:
+            title = f"the objective of this {type(self.args).__name__} differs from TRL's loss in one respect"
+            logger.warning(f"{title}. {sentence}")
         self._rlstab_open("trl", chosen, corrected=corrected)
         self._rlstab_share(self.accelerator.device)
         self._rlstab_eval_metrics = HostMetrics("trl")
@@ -127,21 +128,28 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer._rlstab_after_step()
 
 
-def objective_by(config: Any, objective: Given | None, *, derived: bool) -> Composition:
+def objective_by(
+    config: Any, objective: Given | None, *, derived: bool, title: str = "GRPOConfig", host: Host | None = None
+) -> Composition:
     """The objective of a trainer.
 
     Args:
         config: a ``GRPOConfig``, or an object with its attributes.
         objective: as the user gave it.
         derived: whether the methods of TRL's loss with these settings come first.
+        title: the class of the config, in errors.
+        host: refuses what it does not give, whatever the settings.
 
     Raises:
         ConfigError: see :func:`objective_of` and :func:`check_trl_settings`.
+        MissingSignal: see :meth:`Host.require`.
     """
     check_trl_values(config)
     given = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
     chosen = open_objective(*given, complete=not derived)  # what TRL trains is what the user asked for
-    check_trl_settings(config, chosen, derived=derived)
+    if host is not None:
+        host.require(chosen)
+    check_trl_settings(config, chosen, derived=derived, title=title)
     return chosen
 
 
@@ -195,8 +203,8 @@ def _warn_of_filters(config: Any) -> None:
     ]
     if filters:
         logger.warning(
-            f"GRPOConfig.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of the whole "
-            f"distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
+            f"{type(config).__name__}.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of "
+            f"the whole distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
         )
 
 

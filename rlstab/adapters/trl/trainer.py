@@ -17,6 +17,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION
+from rlstab.adapters.host_objective import deviations_of
 from rlstab.adapters.training import Given, plan_step
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
@@ -102,7 +103,7 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         check_attributes(self)
         chosen = chosen_by(self.args) if chosen is None else chosen
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
-        self._rlstab_train_by(chosen, self.args, derived=derived, corrected=corrected)
+        self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), corrected=corrected)
         self._rlstab_providers = dict(signals or {})
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
