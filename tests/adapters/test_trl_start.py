@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from rlstab.adapters import releases
 from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER, TRL_STEPS
 from rlstab.adapters.settings import check_trl_settings
-from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
+from rlstab.adapters.trl import RLStabGRPOTrainer, hooks, release
 from rlstab.adapters.trl.engine import check_engine
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
@@ -120,7 +120,7 @@ def test_a_head_that_peft_wraps_is_named_and_not_the_model(tmp_path: Path) -> No
 @pytest.mark.parametrize(("objective", "says"), [(S2T, True), ([CLIP], False)], ids=["reads", "reads nothing"])
 def test_dropout_is_told(objective: Any, says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(trainer.logger, "warning", told.append)
+    monkeypatch.setattr(hooks.logger, "warning", told.append)
     trainer_of(tmp_path, objective)
     assert not told
     dropped = model()

@@ -8,6 +8,7 @@ from typing import Any
 import trl
 
 from rlstab.adapters import releases
+from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.errors import HostError
 from rlstab.hosts import facts
 
@@ -47,4 +48,4 @@ def check_attributes(trainer: Any) -> None:
 def ends_of(trainer: Any) -> set[int]:
     """Ids of tokens that end a response; before TRL 1.16 only the EOS of the tokenizer."""
     tokenizer = trainer._tokenizer
-    return {*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id}
+    return ids_of_tokens(getattr(trainer, "eos_token_ids", tokenizer.eos_token_id), tokenizer.pad_token_id)
