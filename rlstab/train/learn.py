@@ -186,8 +186,8 @@ class Learner:
                 first=first and settings.old_logprobs == "recompute",
                 learning_rate=learning_rate,
                 temperature=self.temperature,
-                top_p=1.0,
-                top_k=0,
+                top_p=self.run.rollout.top_p,
+                top_k=self.run.rollout.top_k,
                 logprobs_mode="processed_logprobs",
             )
         self.engine.step(learning_rate)
@@ -256,7 +256,8 @@ class Learner:
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
             if compared and batch.rollout_logprobs is not None and outputs:
-                gap = live.logprobs.detach() - batch.rollout_logprobs
+                same = live if live.log_support_mass is None else live.over_support()
+                gap = same.logprobs.detach() - batch.rollout_logprobs
                 gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
 
