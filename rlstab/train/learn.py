@@ -244,7 +244,8 @@ class Learner:
             loss = step.loss(batch, live).loss
             if recorder is not None and step.plan is not None:
                 sequences, scale = micro_batch.sequences, self.engine.loss_scale
-                tensors = tensors_of(batch, live, sequences.response_ids) | what_methods_did(step.plan, batch, live)
+                tensors = tensors_of(batch, live, sequences.response_ids, support=sequences.support)
+                tensors |= what_methods_did(step.plan, batch, live)
                 tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
                 tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
                 row = (batch.here.sequence_ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]
