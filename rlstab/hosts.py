@@ -30,6 +30,7 @@ REFUSED: Mapping[str, str] = {
     "penalties": "a penalty, a term of the loss with a gradient of its own",
     "gates": "a trust region other than one clip of the ratio",
     "surrogate": "a replacement for the ratio",
+    "support": "log-probs over the tokens that the sampler kept",
     "ratio": "another ratio",
     "unclipped": "tokens without a trust region",
     "lr_scale": "another learning rate",
@@ -205,7 +206,7 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
 
 
 #: A response is truncated if its last token is not an EOS; no host grows branches.
-_GIVES = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+_GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 
