@@ -29,7 +29,7 @@ from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.trl.engine import check_engine
 from rlstab.adapters.trl.forward import forward_for, provided_by
-from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
+from rlstab.adapters.trl.release import check_attributes, check_release, check_unpatched, ends_of
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
     Inputs,
@@ -344,6 +344,7 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        check_unpatched()
         self.trainer._rlstab_step = None  # left by an exception in the last run
         self.trainer._rlstab_scaled.close()
 
