@@ -28,6 +28,7 @@ OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
 #: Losses of verl that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 
+
 def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
     """The part of ``GRPOConfig`` that an adapter reads, completed as TRL completes it for one process, without TRL."""
     config = SimpleNamespace(**{**TRL_LOSS, **TRL_OTHER, **TRL_STEPS, **given}, world_size=1)

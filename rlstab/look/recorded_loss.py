@@ -224,7 +224,7 @@ def _formula(methods: Methods, **values: Any) -> Formula | None:
         if method["name"] not in _FIELDS:
             return None
         names, sets = _FIELDS[method["name"]]
-        values |= sets | {names[key]: value for key, value in method.items() if key in names}
+        values |= {**sets, **{names[key]: value for key, value in method.items() if key in names}}
     return Formula(**values)
 
 
