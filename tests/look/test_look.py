@@ -328,8 +328,8 @@ def test_the_terminal_has_at_most_25_lines(
 
 def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = str(LOGS / "truncation.jsonl")
-    for names, code in ((["truncation"], 3), (["entropy_floor"], 0)):
-        assert main(["look", log, "--json", "--fail-on", *names]) == code
+    for name, code in (("truncation", 3), ("entropy_floor", 0)):
+        assert main(["look", log, "--json", "--fail-on", name]) == code
     assert main(["look", log, "--fail-on", "truncated"]) == 2
     assert "truncation" in capsys.readouterr().err
 
