@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -112,16 +111,12 @@ def logged(
     unit: str = "step",
     planned: int | None = None,
 ) -> list[Run]:
-    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known.
-
-    Values that were not finite are NaN, which some writers put as JSON's null; texts that are not numbers are left out.
-    """
+    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known."""
     rows = Rows(unit=unit)
     for step, values in steps:
-        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
-        rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-    run = rows.run(str(path), writer, remarks, planned=planned, costs=True)
-    return [run] if any(map(known, rows.values())) else []
+        rows.log(step, values)
+    run = rows.run(str(path), writer, remarks, planned=planned, costs=True) if rows else None
+    return [run] if run and rows.trained else []
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from rlstab.errors import ReportError
 from rlstab.logs.watch import Watch, told
 from rlstab.look.run_log import read_logs
-from rlstab.signs import signs
 
 
 def follow(
@@ -44,7 +43,7 @@ def follow(
         if len(logs) > 1:
             raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
         for log in logs:
-            for sign in watch.new(signs(log)):
+            for sign in watch.new(log):
                 tell(told(sign, log.unit))
         if set(stop_at) & watch.seen.keys():
             return True
