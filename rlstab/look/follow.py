@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlstab.errors import ReportError
 from rlstab.logs.watch import Watch, told
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import read_logs
 
 
 def follow(

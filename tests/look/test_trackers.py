@@ -16,8 +16,7 @@ import pytest
 from rlstab.bins import Run
 from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.look.find import find
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import find, read_logs
 
 LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
 #: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
