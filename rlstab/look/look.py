@@ -102,8 +102,9 @@ def look(
     target = Path(out) if out is not None else _page_of(shown)
     try:
         if writes:
+            text = page(shown)
             refuse_foreign(target, [MARK], "a page of rlstab look", "--out")
-            write_text(target, page(shown), "--out")
+            write_text(target, text, "--out")
     finally:  # the page stands even if the reader of the output stops, and the findings if the page cannot be written
         if as_json:
             console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")

@@ -18,7 +18,7 @@ from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, 
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
-from rlstab.signs.curves import Metric
+from rlstab.signs.sign import Metric
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
