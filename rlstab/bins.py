@@ -113,9 +113,8 @@ def binned(record: Run, name: str) -> Curve:
     if name not in record.bins:  # asked for again and again
         rollouts, values = record.metrics.get(name, EMPTY)
         finite = np.isfinite(values)
-        joined = record.bin_width > 1
-        curve = (rollouts[finite], values[finite]) if joined else in_bins((rollouts, values), record.rollouts)
-        record.bins[name] = curve
+        curve = rollouts[finite], values[finite]
+        record.bins[name] = curve if record.bin_width > 1 else in_bins(curve, record.rollouts)
     return record.bins[name]
 
 
@@ -133,10 +132,8 @@ def last_tenth(record: Run, name: str) -> float | None:
 def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
     """The same of the bins of a curve; None if the last tenth has none."""
     ends, values = bins
-    inside = ends > rollouts - max(1, rollouts // 10)
-    if not inside.any():
-        return None
-    return float(np.average(values[inside], weights=bin_weights(bin_width, ends[inside])))
+    last = ends > rollouts - max(1, rollouts // 10)
+    return float(np.average(values[last], weights=bin_weights(bin_width, ends[last]))) if last.any() else None
 
 
 def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:

@@ -130,12 +130,12 @@ def _number(records: Sequence[_Record], text: str, remarks: list[str]) -> None:
 def _counted(trained: Sequence[_Record], text: str, reached: Sequence[int], remarks: list[str]) -> list[int]:
     """Steps by the order of the records; a run that was resumed goes back to the epoch from which it continued."""
     if stated := _INTERVAL.search(text):
-        interval, why = int(stated[1]), "by logging_steps"
+        interval, source = int(stated[1]), "by logging_steps"
     elif reached:
-        interval, why = max(1, round(max(reached) / len(trained))), "by the progress bar"
+        interval, source = max(1, round(max(reached) / len(trained))), "by the progress bar"
     else:
-        interval, why = 1, "since logging_steps is unknown"
-    remarks.append(f"its lines have no step: each counts as {counted(interval, 'step')}, {why}")
+        interval, source = 1, "since logging_steps is unknown"
+    remarks.append(f"its lines have no step: each counts as {counted(interval, 'step')}, {source}")
     epochs = [as_number(record.values.get("epoch", "nan")) or 0.0 for record in trained]
     steps: list[int] = []
     for index, epoch in enumerate(epochs):

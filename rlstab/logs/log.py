@@ -77,12 +77,12 @@ class Rows(dict[int, dict[str, float]]):
         logged_scores: dict[str, dict[int, float]] = {}
         names: dict[str, str] = {}
         for step, line in lines.items():
-            for ours, (name, value) in line.metrics.items() if step else ():
-                points.setdefault(ours, {})[step] = value
-                names.setdefault(ours, name)
+            for metric, (name, value) in line.metrics.items() if step else ():
+                points.setdefault(metric, {})[step] = value
+                names.setdefault(metric, name)
             for name, value in line.scores.items():
                 logged_scores.setdefault(name, {})[step] = value
-        curves = {ours: _finite(values) for ours, values in points.items()}
+        curves = {metric: _finite(values) for metric, values in points.items()}
         evaluations = EMPTY
         if logged_scores:  # of several data sets, the one with the most scores counts
             scores = {name: _finite(values) for name, values in logged_scores.items()}
@@ -90,14 +90,14 @@ class Rows(dict[int, dict[str, float]]):
             evaluations = steps, values = scores[name]
             curves[SCORE], names[SCORE] = (steps[steps > 0], values[steps > 0]), name
             points[SCORE] = logged_scores[name]
-        metrics = {ours: curve for ours, curve in curves.items() if len(curve[0])}
+        metrics = {metric: curve for metric, curve in curves.items() if len(curve[0])}
         last = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
         return Run(
             path=path,
             writer=writer,
             unit=self.unit,
             metrics=metrics,
-            names={ours: names[ours] for ours in metrics},
+            names={metric: names[metric] for metric in metrics},
             evaluations=[  # with those at step 0, which no curve has
                 {"rollout": min(step, last), SCORE: rounded(score)}
                 for step, score in zip(*map(np.ndarray.tolist, evaluations), strict=True)
@@ -133,12 +133,15 @@ class Rows(dict[int, dict[str, float]]):
         if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
             yield f"no line for {self.unit} {missing}"
         damaged = []
-        for ours, values in points.items():
-            steps, (finite, _) = [step for step in values if not math.isfinite(values[step])], metrics.get(ours, EMPTY)
+        for metric, values in points.items():
+            steps, (finite, _) = (
+                [step for step in values if not math.isfinite(values[step])],
+                metrics.get(metric, EMPTY),
+            )
             # a norm has a sign of its own, and a metric may be logged now and then, and be null in most lines
             sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
-            if steps and ours != "gradient/norm" and not sparse:
-                damaged.append(f"{ours} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on")
+            if steps and metric != "gradient/norm" and not sparse:
+                damaged.append(f"{metric} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on")
         if damaged:
             yield f"left out values that are NaN, Inf or null: {', '.join(damaged)}"
 
@@ -157,8 +160,8 @@ def _spent(lines: Mapping[int, Line], last: int) -> dict[str, Curve]:
         steps, totals = [0], [0.0]
         for step, line in lines.items():
             total = line.spent.get(f"{unit} so far")
-            if total is None and (each := line.spent.get(unit)) is not None:
-                total = totals[-1] + each * (step - steps[-1])
+            if total is None and (per_step := line.spent.get(unit)) is not None:
+                total = totals[-1] + per_step * (step - steps[-1])
             if total is not None and math.isfinite(total) and total >= totals[-1]:
                 steps.append(step)
                 totals.append(total)

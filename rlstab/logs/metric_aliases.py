@@ -74,23 +74,23 @@ def translated(row: Mapping[str, float]) -> Line:
     # without the prefix of a tracker or a notebook's spaces
     bare = {_PREFIX.sub("", name.replace(" / ", "/")): (name, value) for name, value in row.items()}
     metrics: dict[str, tuple[str, float]] = {}
-    for ours, others in ALIASES.items():
-        name = next((name for name in (ours, *others) if name in bare), None)
-        if name is not None and ours != SCORE:
+    for metric, aliases in ALIASES.items():
+        name = next((name for name in (metric, *aliases) if name in bare), None)
+        if name is not None and metric != SCORE:
             logged, value = bare[name]
-            metrics[ours] = logged, 1.0 - value if name in COMPLEMENTS else value
-    for ours, parts in SUMS.items():
+            metrics[metric] = logged, 1.0 - value if name in COMPLEMENTS else value
+    for metric, parts in SUMS.items():
         terms = [bare[part] for part in parts if part in bare]
-        if ours not in metrics and terms:
-            metrics[ours] = " + ".join(name for name, _ in terms), sum(value for _, value in terms)
-    for ours, other in _TABLE["stand_ins"].items():
-        if ours not in metrics and other in bare:
-            metrics[ours] = bare[other]
+        if metric not in metrics and terms:
+            metrics[metric] = " + ".join(name for name, _ in terms), sum(value for _, value in terms)
+    for metric, name in _TABLE["stand_ins"].items():
+        if metric not in metrics and name in bare:
+            metrics[metric] = bare[name]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
     for name in bare:
-        if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
-            metrics[ours] = bare[name]
+        if (part := PART.fullmatch(name)) and (metric := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
+            metrics[metric] = bare[name]
     metrics |= {name: bare[name] for name in _TABLE["alone"] if name in bare}
     computed = [metrics["gradient/norm"]] if "gradient/norm" in metrics else []
     computed += [bare[name] for name in LOSSES if name in bare]

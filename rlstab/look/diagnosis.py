@@ -69,13 +69,13 @@ def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     """
     fired = [sign for sign in signs if sign.fired]
     harms = sorted((sign for sign in fired if sign.harm), key=_step)
-    together = max(TOGETHER, interval)
     if not harms:
         return None
+    simultaneous = max(TOGETHER, interval)
     # what comes after the harm did not do it, nor what was there all along
-    latest = _step(harms[0]) + together
+    latest = _step(harms[0]) + simultaneous
     before = [sign for sign in fired if sign.harm or (_step(sign) <= latest and not sign.from_start)]
-    sign = leading(before, together) or harms[0]
+    sign = leading(before, simultaneous) or harms[0]
     return First(CAUSES[sign.name], sign, harms[0])
 
 
@@ -241,10 +241,10 @@ def _idle(log: Run) -> tuple[int, int]:
     """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
     idle: set[int] = set()
     lines: set[int] = set()
-    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
+    for name, no_gradient in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
         steps, values = log.metrics.get(name, EMPTY)
         lines |= set(steps.tolist())
-        idle |= set(steps[values == nothing].tolist())
+        idle |= set(steps[values == no_gradient].tolist())
     return len(idle), len(lines)
 
 

@@ -95,8 +95,8 @@ class Look:
         if run is None:
             return ""
         signs = counted(len(run.fired) + len(run.looked_at), "sign")
-        few = any("needed" in sign.text for sign in run.unseen)
-        reason = "metrics not logged, or too few lines" if few else "metrics not logged"
+        short = any("needed" in sign.text for sign in run.unseen)
+        reason = "metrics not logged, or too few lines" if short else "metrics not logged"
         unseen = f"; {len(run.unseen)} not checked ({reason})" if run.unseen else ""
         return f"{signs} checked, {len(run.fired) or 'none'} found{unseen}."
 

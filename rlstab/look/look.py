@@ -85,11 +85,10 @@ def look(
         path = Path(paths[0] if paths else ".")
         stopped = follow(path, lambda text: console.print(escape(text), highlight=False), stop_at=fail_on)
         return FAILED if stopped else 0
-    others: list[Path] = []
     if paths:
-        runs = [run for path in paths for run in find(Path(path))]
+        runs, rest = [run for path in paths for run in find(Path(path))], list[Path]()
     else:
-        runs, others = nearest(Path())
+        runs, rest = nearest(Path())
     for run in runs:
         run.diagnosis = None if run.log is None else diagnose(run.log)
         run.notes += run.diagnosis.remarks if run.diagnosis else ()
@@ -111,7 +110,7 @@ def look(
         else:
             if len(runs) > 1:
                 console.print(overview([run.diagnosis for run in runs if run.diagnosis]), highlight=False)
-            _print(shown, others, console)
+            _print(shown, rest, console)
     if not as_json:
         console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
     if writes and open_page:
@@ -154,9 +153,9 @@ def _read_tokens(
         dump = completed(dump, model, console)
     usable = [step.usable() for step in dump.steps]
     run.notes += [
-        f"step {step.number}: {lost} responses with a value that is NaN or impossible are left out."
-        for step, lost in usable
-        if lost
+        f"step {step.number}: {count} responses with a value that is NaN or impossible are left out."
+        for step, count in usable
+        if count
     ]
     run.steps = [step for step, _ in usable if len(step.batch)]
     if not run.steps:

@@ -29,7 +29,8 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     files = token_files(path) if is_dir(path) else [path]
     responses: list[Response] = []
     for file in files:
-        damaged, read, unit = [], *((slime.responses_in, "response") if file.suffix == ".pt" else (_lines, "line"))
+        damaged: list[str] = []
+        read, unit = (slime.responses_in, "response") if file.suffix == ".pt" else (_lines, "line")
         try:
             for number, response in enumerate(read(file), 1):
                 if isinstance(response, Response):
