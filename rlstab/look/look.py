@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import webbrowser
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
@@ -18,11 +19,10 @@ from rlstab.console import counted
 from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
-from rlstab.logs.watch import check_names
+from rlstab.logs.watch import Watch, check_names, told
 from rlstab.look.diagnosis import Diagnosis, diagnose
-from rlstab.look.find import STANDARD_INPUT, find, nearest
+from rlstab.look.find import STANDARD_INPUT, find, nearest, read_logs
 from rlstab.look.finding import Look
-from rlstab.look.follow import follow
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.record.files import folder_of
 from rlstab.record.token_texts import decoder_of
@@ -169,6 +169,47 @@ def _read_tokens(
     run.sampler = sampler_of(run.steps)
     longest = max(int(step.tensors["lengths"].max()) for step in run.steps)
     run.methods = alternatives_of(run.steps, chosen(methods, longest) if methods else None)
+
+
+def follow(
+    path: Path,
+    tell: Callable[[str], None],
+    *,
+    stop_at: Collection[str] = (),
+    every: float = 10.0,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Read a log repeatedly, and report each new sign.
+
+    Args:
+        path: of one run; it need not exist yet.
+        tell: prints a line.
+        stop_at: names of signs at which to stop.
+        every: seconds between two readings.
+        goes_on: asked after each reading.
+
+    Returns:
+        whether a sign of ``stop_at`` appeared.
+
+    Raises:
+        ReportError: several runs are logged there.
+    """
+    watch = Watch()
+    while True:
+        try:
+            logs = read_logs(path)
+        except ReportError:  # nothing there so far, or half a line
+            logs = []
+        if len(logs) > 1:
+            raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
+        for log in logs:
+            for sign in watch.new(log):
+                tell(told(sign, log.unit))
+        if set(stop_at) & watch.seen.keys():
+            return True
+        if not goes_on():
+            return False
+        time.sleep(every)
 
 
 def overview(runs: Sequence[Diagnosis]) -> RenderableType:

@@ -26,9 +26,8 @@ from rlstab.errors import ConfigError, ReportError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import CORRECTIONS, alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
-from rlstab.look.follow import follow
 from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
-from rlstab.look.look import look
+from rlstab.look.look import follow, look
 from rlstab.look.sampler import mean_weight, sampler_of, weights_of
 from rlstab.record import HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of

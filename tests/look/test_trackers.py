@@ -19,7 +19,7 @@ from rlstab.bins import Run
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.look.find import find, read_logs
-from rlstab.look.follow import follow
+from rlstab.look.look import follow
 
 LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
 #: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
