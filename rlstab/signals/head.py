@@ -184,12 +184,13 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "logprobs" in ask.needs:
                 column, in_tile = within(ids[span], columns.start, x.shape[1])
                 logit[span] = torch.where(in_tile, x.gather(1, column).squeeze(1), logit[span])
-            if "log_support_mass" in ask.needs and ask.support is not None:
-                of_support[span] = of_support[span].logaddexp(log_total(x, ask.support[span], columns.start))
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
             shifted = x.sub_(new.unsqueeze(1))
+            if "log_support_mass" in ask.needs and ask.support is not None:
+                of_tile = log_total(shifted, ask.support[span], columns.start)
+                of_support[span] = (of_support[span] + grown).logaddexp(of_tile)
             e = torch.exp(shifted, out=buffers.take("e", *x.shape))
             if "entropies" in ask.needs:  # relative to the maximum: a plain sum of p * x cancels
                 fresh = shifted.clamp_(min=FLOOR).mul_(e).sum(1)
@@ -200,7 +201,7 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             top[span] = new
     settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, logit=logit)
     if "log_support_mass" in ask.needs and ask.support is not None:
-        rows.values["log_support_mass"] = log_mass(of_support - top, rows.log_sum, ask.support)
+        rows.values["log_support_mass"] = log_mass(of_support, rows.log_sum, ask.support)
     if "log_kept_mass" in ask.needs:
         _kept_pass(head, hidden, rows, ask, buffers)
     return rows
