@@ -157,8 +157,8 @@ class Slope:
     """The gradient of any signals with respect to the logits: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
-    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary; ``support`` is that of the tokens in
-    ``members``, whose probabilities are relative to ``level``.
+    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary; ``support`` is that of the tokens
+    in ``members``, whose probabilities are relative to ``level``.
     """
 
     top: Tensor

@@ -95,7 +95,9 @@ def test_a_record_has_so_many_ids_of_a_support_and_says_where_there_were_more() 
     support[0, 0, -1] = -1
     kept = tensors_of(batch, live, ids, support=support)["support"]
     assert kept.tolist() == [list(range(MOST_KEPT)), [-2] * MOST_KEPT]
-    assert tensors_of(batch, live, ids, support=support[..., :1])["support"].tolist() == [[0] + [-1] * (MOST_KEPT - 1)] * 2
+    assert (
+        tensors_of(batch, live, ids, support=support[..., :1])["support"].tolist() == [[0] + [-1] * (MOST_KEPT - 1)] * 2
+    )
 
 
 def test_check_names_what_a_cut_needs_and_what_needs_a_cut(tmp_path: Path) -> None:

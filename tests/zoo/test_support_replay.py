@@ -52,7 +52,9 @@ def gradient(objective: TokenObjective, live: Tensor, sampler: Tensor, top_p: fl
         needs={"logprobs", "log_support_mass"},
         support=supports[contexts.flatten()],
     )
-    batch = TokenBatch.from_padded(response_mask=torch.ones_like(ids), advantages=advantages, old_logprobs=chances.log())
+    batch = TokenBatch.from_padded(
+        response_mask=torch.ones_like(ids), advantages=advantages, old_logprobs=chances.log()
+    )
     outputs = {name: getattr(signals, name).view(ids.shape) for name in ("logprobs", "log_support_mass")}
     objective(batch, PolicyOutputs.from_padded(batch, **outputs)).loss.backward()
     assert leaf.grad is not None
@@ -85,7 +87,9 @@ def test_the_gradient_is_that_of_the_policy_over_what_was_kept(top_p: float, len
     sampler = table(1)
     live = sampler + moved * table(2)
     wanted = true_gradient(live, sampler, top_p, length)
-    torch.testing.assert_close(gradient(compose(SupportReplay()), live, sampler, top_p, length), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        gradient(compose(SupportReplay()), live, sampler, top_p, length), wanted, rtol=0, atol=1e-12
+    )
     without = gradient(compose(), live, sampler, top_p, length)
     assert (without - wanted).norm() > 0.1 * wanted.norm()
 
