@@ -21,8 +21,8 @@ class SupportReplay(TokenObjective):
 
         ln M_t is ``log_support_mass``, x the logits. S_t is constant: it is what the sampler did. Where q is the
         sampler, the mean of r_t A_t over its draws, and its gradient, are those of A_t over p cut to S_t: exact,
-        however far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of ``gspo``
-        and ``kl``, a live log-prob is less ln M_t.
+        however far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of
+        ``gspo`` and ``kl``, a live log-prob is less ln M_t.
 
     Reads:
         - live ``log_support_mass`` (n,), nats, with gradient: on the tokens whose log-prob the loss reads.
