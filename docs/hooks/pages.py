@@ -17,12 +17,11 @@ from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
 from rlstab.config import suggestions
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
-from rlstab.core.metadata import SOURCES, NoOpAt
+from rlstab.core.metadata import SOURCES, NoOpAt, card
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE
-from rlstab.explain.card import card
 from rlstab.explain.costs import COSTS, YOURS
 from rlstab.explain.stages import KINDS
 from rlstab.hosts import refusal

@@ -279,7 +279,7 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
         the largest logit.
 
     Raises:
-        ModelError: the log-probs differ; names the settings of the model that may be why.
+        ModelError: the log-probs differ; names the kind of the model.
     """
     policy, (pair, full) = replace(policy, precision="fp32"), trial
     single, paired, padded = (
@@ -295,16 +295,9 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
     bits = {"highest": 24, "high": 11}.get(torch.get_float32_matmul_precision(), 8)
     tolerance = 4 * roundings**0.5 * 2.0**-bits * largest / temperature
     if gap > tolerance:
-        rope, fix = getattr(config, "rope_parameters", None) or {}, "Take another model."
-        if rope.get("rope_type") == "longrope":
-            limit = rope["original_max_position_embeddings"]
-            fix = (
-                f"By its rope_type 'longrope' and original_max_position_embeddings {limit}, the longest row decides "
-                f"for all: keep each prompt with rollout.max_new_tokens, now {length} together, within {limit}."
-            )
         raise ModelError(
             f"'{name}' (model_type {config.model_type!r}) gives a response other log-probs beside a longer one than "
             f"alone, by up to {gap:.3g} nats, where rounding explains {tolerance:.1g}: batch sizes would change the "
-            f"result. {fix}"
+            f"result. Take another model, or shorten prompts and rollout.max_new_tokens, now {length} together."
         )
     return largest

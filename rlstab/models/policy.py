@@ -29,7 +29,7 @@ from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.hub import first_line
-from rlstab.models.loading import adapter_content, load_model, quiet_transformers, save_adapter, vocabulary_size
+from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import TokenSignals, token_signals_from_logits
@@ -551,7 +551,6 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
             "chat template": tokenizer.chat_template,
             "tokens of a prompt": [of_folder.tokens(example, settings) for example in examples],
             "configuration": text,
-            "adapter": adapter_content(policy.model, folder) if policy.base else None,
         }
 
     try:

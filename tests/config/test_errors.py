@@ -152,7 +152,6 @@ HINTS = {
     "optimisation: {seed: 1}": "the top of the run file",
     "rollout: {stages: [overlong]}": "the top of the run file",
     "objective: [{name: kl, type: k3}]": "Known: anchor",
-    "objective: [{name: cispo, epsilon_high: 5}]": "Known here: ",
 }
 
 #: A name of a method or stage that is not one, and what its error names instead.
