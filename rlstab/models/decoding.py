@@ -130,7 +130,7 @@ class Decoder:
         cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
         width = max((step.shape[1] for step in out.supports), default=0)
         padded = [pad(step, (0, width - step.shape[1]), value=-1) for step in on_cpu(out.supports)]
-        support = torch.stack(padded[:length], 1) if length and width else None
+        support = torch.stack(padded[:length], 1) if length and width else tokens.new_zeros((count, length, 0)).int()
         return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length], support), cut, ended)
 
     def _token(self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Sequences:
     prompt_mask: Tensor
     response_ids: Tensor
     response_mask: Tensor
-    support: Tensor | None = None
+    support: Tensor = None  # type: ignore[assignment]  # until __post_init__
 
     def __post_init__(self) -> None:
         if self.support is None:

@@ -36,8 +36,8 @@ def as_support(tokens: Tensor, *, counts: Tensor | None = None, offsets: Tensor 
     if counts is not None:
         if tokens.ndim != 1 or counts.ndim != 1 or int(counts.sum()) != tokens.numel() or bool((counts < 0).any()):
             raise ShapeError(
-                f"as_support: the tokens have shape {tuple(tokens.shape)}, and the counts add up to {int(counts.sum())}. Give "
-                f"(m,) ids with counts or offsets of all m."
+                f"as_support: the tokens have shape {tuple(tokens.shape)}, and the counts add up to "
+                f"{int(counts.sum())}. Give (m,) ids with counts or offsets of all m."
             )
         ids = tokens.long().cpu().split(counts.tolist())
         support = pad_sequence(list(ids), True, -1.0).to(tokens.device) if ids else tokens.new_zeros(0, 0)
