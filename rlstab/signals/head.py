@@ -151,7 +151,7 @@ class HeadSignals(torch.autograd.Function):
                 hidden,
                 ids,
                 incoming(arrived),
-                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum),
+                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum, ctx.ask.support),
                 ctx.ask,
             )
         return (*once(gradients, [hidden, weight, bias, *arrived]), None, None, None, None, None)
@@ -235,14 +235,15 @@ def _backward(
     dense = live.numel() == count
     if not dense:  # rows without gradient leave here, and with them their share of every product below
         head, live_hidden, ids = head.pick(live), hidden[live], ids[live]
-        rows = Rows({name: values[live] for name, values in rows.values.items()}, rows.top[live], rows.log_sum[live])
+        support = None if rows.support is None else rows.support[live]
+        values = {name: values[live] for name, values in rows.values.items()}
+        rows = Rows(values, rows.top[live], rows.log_sum[live], support)
         grads = {name: grad[live] for name, grad in grads.items()}
     else:
         live_hidden = hidden
     live_hidden = _multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
-    support = ask.support if dense or ask.support is None else ask.support[live]
-    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0, support)
+    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     buffers = Buffers(hidden, min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0]))
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(live_hidden, dtype=rows.top.dtype) if needs_gradient[0] else None
