@@ -20,9 +20,9 @@ class SupportReplay(TokenObjective):
             d ln(p(a_t) / M_t) / dx_j = [j = a_t] - [j in S_t] p(j) / M_t
 
         ln M_t is ``log_support_mass``, x the logits. S_t is constant: it is what the sampler did. Where q is the
-        sampler, the mean of r_t A_t over its draws, and its gradient, are those of A_t over p cut to S_t: exact, however
-        far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of ``gspo``
-        and ``kl``, a live log-prob is less ln M_t.
+        sampler, the mean of r_t A_t over its draws, and its gradient, are those of A_t over p cut to S_t: exact,
+        however far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of
+        ``gspo`` and ``kl``, a live log-prob is less ln M_t.
 
     Reads:
         - live ``log_support_mass`` (n,), nats, with gradient: on the tokens whose log-prob the loss reads.
@@ -46,8 +46,8 @@ class SupportReplay(TokenObjective):
           vocabulary.
 
     Pitfalls:
-        All log-probs of the evidence must be over the tokens kept: rlstab's trainer makes them so, for the reference and
-        the teacher too. A host's recomputed ``old_logprobs`` of the whole vocabulary would be divided by another
+        All log-probs of the evidence must be over the tokens kept: rlstab's trainer makes them so, for the reference
+        and the teacher too. A host's recomputed ``old_logprobs`` of the whole vocabulary would be divided by another
         mass; take the sampler's. Nothing trains what lies outside of S_t: the policy is good at the top-p at which it
         was sampled, and may keep or gain mass elsewhere.
 
