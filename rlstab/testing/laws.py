@@ -28,7 +28,7 @@ from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled, Threshold
 from rlstab.errors import OutOfRange
-from rlstab.testing.compare import (
+from rlstab.testing.agreement import (
     BrokenLaw,
     check_bounded,
     check_slopes,

@@ -235,9 +235,9 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
 
     Args:
         number: the number of the step.
-        extra: as in :func:`make_step`.
+        extra: names of user-defined signals to draw, see :func:`make_step`.
         size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
-        extreme: as in :func:`make_step`.
+        extreme: whether values go as far as numbers can, see :func:`make_step`.
     """
     draw = random.Random(number)
     kind, longest = draw.choice(KINDS), min(8, 1 + size)
