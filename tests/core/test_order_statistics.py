@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlstab.core import compare, select
 from rlstab.core.comm import Gather, LocalComm, carried_out
-from rlstab.core.select import selection
+from rlstab.core.order_statistics import selection
 from rlstab.core.stats import Pool
 
 quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
