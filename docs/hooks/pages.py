@@ -36,7 +36,7 @@ from tests.examples import EXAMPLES, STAGE_EXAMPLES
 RIVALS = ("surrogate", "bounds")
 #: Where a method acts, by the fields of Terms that it fills; one that fills none reports a number of the step.
 PLACES: Mapping[str, frozenset[str]] = {
-    "ratio and trust region": frozenset({"ratio", "bounds", "surrogate", "gates"}),
+    "ratio and trust region": frozenset({"support", "ratio", "bounds", "surrogate", "gates"}),
     "which tokens count": frozenset({"keep", "weight", "unclipped"}),
     "advantage": frozenset({"bonus"}),
     "penalty": frozenset({"penalties"}),
