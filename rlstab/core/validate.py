@@ -91,7 +91,7 @@ def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
         owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        cls: of the method, which knows signals and what is none.
+        cls: the class of the method, which knows the signals.
 
     Raises:
         MethodError: with the nearest known name.

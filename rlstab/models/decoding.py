@@ -216,7 +216,7 @@ def require_decoding(
 
     Args:
         policy: that samples and learns.
-        name: of the model.
+        name: the model in errors.
         examples: the shortest prompt and the longest.
         settings: how responses are sampled.
 
@@ -271,9 +271,9 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
 
     Args:
         policy: any, such as a reference.
-        name: of the model.
+        name: the model in errors.
         trial: see :func:`require_decoding`.
-        temperature: of the log-probs.
+        temperature: the number by which logits are divided before the log-probs.
 
     Returns:
         the largest logit.

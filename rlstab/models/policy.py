@@ -532,7 +532,7 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
 
     Args:
         policy: tokenizer, and configuration or adapter.
-        name: of the model.
+        name: the model in errors.
         examples: prompts that both tokenizers encode.
         settings: how.
 

@@ -30,7 +30,8 @@ class SupportReplay(TokenObjective):
         - ``old_logprobs`` (n,), nats: over the same tokens, as samplers report them (vLLM: ``processed_logprobs``).
 
     Writes:
-        - ``support``: True.
+        - ``support``: Divide the live probability of each token by the policy's mass on the tokens that the sampler
+          kept (top-p, top-k), wherever the loss reads it.
 
     Denominator:
         untouched: every token counts.
@@ -85,12 +86,6 @@ class SupportReplay(TokenObjective):
     excludes = {
         "lp_reg": "it compares log-probs with that of the likeliest token of the whole vocabulary.",
     }
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "support": "Divide the live probability of each token by the policy's mass on the tokens that the sampler "
-            "kept (top-p, top-k), wherever the loss reads it."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(support=True)
