@@ -51,8 +51,8 @@ def _examined(host: Host) -> tuple[str, bool]:
             adapter.check_host()
         except Exception as error:  # importing a package may raise anything
             return f"{host.name} {installed}: {host.adapter} does not work: {type(error).__name__}: {error}", False
-    ours = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
-    return f"{host.name} {installed}: {host.adapter} is live; tested with {releases.tested(host.key)}.{ours}", True
+    warned = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
+    return f"{host.name} {installed}: {host.adapter} is live; tested with {releases.tested(host.key)}.{warned}", True
 
 
 def _version(package: str) -> str | None:

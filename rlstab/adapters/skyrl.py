@@ -110,9 +110,11 @@ class PolicyLoss(HostTraining):
         group, device = worker.device_mesh.get_group("dp"), next(worker.model.parameters()).device
         self._rlstab_share(device, group)
         tokens = self._rlstab_comm.sum(data["loss_mask"].sum().double()).clamp(min=1)
-        seen: Counter[bytes] = Counter()
+        repetitions: Counter[bytes] = Counter()
         cut = worker.cfg.micro_train_batch_size_per_gpu, worker.cfg.max_tokens_per_microbatch
-        evidence = [self._batch(worker, part, float(tokens), seen) for part in get_microbatch_iterator(data, *cut)]
+        evidence = [
+            self._batch(worker, part, float(tokens), repetitions) for part in get_microbatch_iterator(data, *cut)
+        ]
         self.step = step = self._rlstab_new_step()
         try:
             plan_step(step, evidence)
@@ -199,16 +201,16 @@ def check_host() -> None:
 
 def _intercept(name: str) -> None:
     """Let a policy loss of this module act around a method of SkyRL's worker; other losses see no difference."""
-    theirs = getattr(PolicyWorkerBase, name)
-    if hasattr(theirs, "__wrapped__"):
+    method = getattr(PolicyWorkerBase, name)
+    if hasattr(method, "__wrapped__"):
         return
 
-    @wraps(theirs)
+    @wraps(method)
     def ours(worker: Any, *args: Any, **kwargs: Any) -> Any:
         loss = worker.policy_loss_fn
         if not isinstance(loss, PolicyLoss):
-            return theirs(worker, *args, **kwargs)
-        return getattr(loss, name)(partial(theirs, worker), worker, *args, **kwargs)
+            return method(worker, *args, **kwargs)
+        return getattr(loss, name)(partial(method, worker), worker, *args, **kwargs)
 
     setattr(PolicyWorkerBase, name, ours)
 

@@ -189,11 +189,11 @@ def check_host() -> None:
     Raises:
         HostError: names the method.
     """
-    release = f"TRL {trl.__version__}"
-    checked = {"release": release, "homes": ("trl.", "transformers."), "cure": how_to_install("trl")}
-    changed = check_methods(AsyncGRPOTrainer, METHODS, **checked)
+    release, cure = f"TRL {trl.__version__}", how_to_install("trl")
+    homes = "trl.", "transformers."
+    changed = check_methods(AsyncGRPOTrainer, METHODS, release=release, homes=homes, cure=cure)
     if changed:
-        raise HostError(f"AsyncGRPOTrainer.{changed[0]} of {release} is not the tested one. {checked['cure']}")
+        raise HostError(f"AsyncGRPOTrainer.{changed[0]} of {release} is not the tested one. {cure}")
 
 
 #: The column that :class:`_Rollouts` adds.

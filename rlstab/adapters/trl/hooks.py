@@ -145,8 +145,8 @@ def objective_by(
         MissingSignal: see :meth:`Host.require`.
     """
     check_trl_values(config)
-    given = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
-    chosen = open_objective(*given, complete=not derived)  # what TRL trains is what the user asked for
+    parts = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
+    chosen = open_objective(*parts, complete=not derived)  # what TRL trains is what the user asked for
     if host is not None:
         host.require(chosen)
     check_trl_settings(config, chosen, derived=derived, title=title)
@@ -167,16 +167,19 @@ def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
     Raises:
         HostError: names the class.
     """
-    position, host = (cls.__mro__.index(each) for each in (adapter, adapter.__bases__[-1]))
+    position, host = (cls.__mro__.index(member) for member in (adapter, adapter.__bases__[-1]))
     for index, base in enumerate(cls.__mro__[:host]):
         for name in _TO_THE_LOSS & vars(base).keys() if index != position else ():
             code = getattr(inspect.unwrap(vars(base)[name]), "__code__", None)
             passed_on = _TO_THE_LOSS & set(getattr(code, "co_names", ()))
             if index > position and name == loss:  # the adapter's is called instead
-                lost, cure = objective is None, f"Name {base.__name__} before {adapter.__name__}, or give an objective"
+                is_lost, cure = (
+                    objective is None,
+                    f"Name {base.__name__} before {adapter.__name__}, or give an objective",
+                )
             else:
-                lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
-            if lost:
+                is_lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
+            if is_lost:
                 effect = "which" if objective is None else "so the objective"
                 raise HostError(f"{base.__name__} overrides {name}, {effect} would have no effect. {cure}.")
 
@@ -197,9 +200,9 @@ def _warn_of_dropout(model: torch.nn.Module, needs: Set[str]) -> None:
 
 def _warn_of_filters(config: Any) -> None:
     """Warn of filters: a filtered sampler is renormalised, but log-probs and ratios are of the whole distribution."""
-    off = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+    defaults = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
     filters = [
-        f"{name}={getattr(config, name)!r}" for name, values in off.items() if getattr(config, name) not in values
+        f"{name}={getattr(config, name)!r}" for name, values in defaults.items() if getattr(config, name) not in values
     ]
     if filters:
         logger.warning(

@@ -23,9 +23,9 @@ def check_release(version: str = trl.__version__) -> None:
     trainer = trl.GRPOTrainer  # looked up now: a package may replace it at any time
     named = f"{trainer.__module__}.{trainer.__qualname__}"
     if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
-        who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} replaces"
+        package = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} replaces"
         raise HostError(
-            f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
+            f"{package} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
             f"process, or train without the adapter."
         )
     releases.check_release("trl", version)

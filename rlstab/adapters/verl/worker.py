@@ -266,11 +266,11 @@ def require_from(config: Any, objective: Composition) -> None:
         MissingSignal: names the method, the signal and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    given = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
-    given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
-    given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
+    signals = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
+    signals |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
+    signals |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
-    as_set = replace(host, name="verl with these settings", release="", gives=given, live=host.live & given)
+    as_set = replace(host, name="verl with these settings", release="", gives=signals, live=host.live & signals)
     as_set.require(objective)
 
 
