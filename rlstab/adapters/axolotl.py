@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from rlstab.adapters import releases
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError
 from rlstab.extras import require
@@ -72,12 +71,3 @@ class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: igno
             raise ConfigError(f"axolotl ignores the key rlstab. Write plugins: [{__name__}.{RLStabPlugin.__name__}].")
         arguments = Arguments(**manager.cfg.to_dict().get("rlstab") or {})
         super().__init__(*args, **dict(arguments), **kwargs)
-
-
-def check_host() -> None:
-    """Refuse an axolotl that the adapter does not support.
-
-    Raises:
-        HostError: it has another release or changed methods.
-    """
-    releases.check_release("axolotl")

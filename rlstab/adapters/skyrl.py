@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import misfits
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
@@ -58,7 +58,7 @@ def register(objective: Given, config: Any) -> None:
         MissingSignal: a method reads a signal that SkyRL does not have.
         HostError: the installed SkyRL is not what the adapter was written for.
     """
-    check_host()
+    check_release("skyrl")
     chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
     algorithm = config.trainer.algorithm
@@ -188,15 +188,6 @@ class PolicyLoss(HostTraining):
         """SkyRL's checkpoint, and the state of the objective from the same folder."""
         self._rlstab_restore(_local(ckpt_dir))
         return theirs(ckpt_dir, *args, **kwargs)
-
-
-def check_host() -> None:
-    """Refuse a SkyRL that the adapter does not support.
-
-    Raises:
-        HostError: it has another release or changed methods.
-    """
-    releases.check_release("skyrl")
 
 
 def _intercept(name: str) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
@@ -234,15 +233,6 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         **by_kind(signals),
     )
     return batch, (unscored & columns["mask"].bool()).count_nonzero()
-
-
-def check_host() -> None:
-    """Refuse an SDK that the adapter does not support.
-
-    Raises:
-        HostError: its client has other methods.
-    """
-    releases.check_release("tinker")
 
 
 def _saved(folder: str | Path) -> tuple[str, Path]:

@@ -209,10 +209,8 @@ def run_with_server(folder: Path, patch: Any, objective: Any, **given: Any) -> d
     threading.Thread(target=server.serve_forever, daemon=True).start()
     chat = tokenizer()
     chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    chat.response_schema = {
-        "type": "object",
-        "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}},
-    }
+    fields = {"content": {"close_pattern": "$", "content": "text"}}
+    chat.response_template = {"defaults": {"role": "assistant"}, "start_anchor": "=", "fields": fields}
     asked = Dataset.from_dict({"prompt": [[{"role": "user", "content": row["prompt"]}] for row in prompts()]})
     worker = async_rollout_worker.AsyncRolloutWorker(
         model_name=str(CHAIN),

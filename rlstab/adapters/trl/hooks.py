@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from accelerate import DistributedType
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
@@ -18,10 +19,9 @@ from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective
-from rlstab.adapters.trl.engine import check_engine
 from rlstab.core.compose import Composition
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import HostError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import Host
 from rlstab.signals import SIGNAL_NAMES
 
@@ -151,6 +151,23 @@ def objective_by(
         host.require(chosen)
     check_trl_settings(config, chosen, derived=derived, title=title)
     return chosen
+
+
+def check_engine(accelerator: Any) -> None:
+    """Refuse engines that are not data-parallel, whether selected by the launcher, the environment or GRPOConfig.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        kind = accelerator.distributed_type.value
+        raise ConfigError(f"accelerate was launched with {kind}, which steps in the backward pass. Use FSDP or DDP.")
+    for kind in ("tp", "cp", "sp"):
+        if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
+            raise ConfigError(
+                f"parallelism_config has {kind}_size above 1: tensor, context and sequence parallelism share sequences "
+                f"between ranks, and the adapter counts every rank as data-parallel. Leave it at 1; FSDP and DDP work."
+            )
 
 
 def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
