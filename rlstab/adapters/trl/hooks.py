@@ -19,6 +19,7 @@ from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective
+from rlstab.adapters.trl.release import check_unpatched
 from rlstab.core.compose import Composition
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
@@ -118,6 +119,7 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        check_unpatched()
         self.trainer._rlstab_step = None  # left by an exception in the last run
         self.trainer._rlstab_scaled.close()
 
