@@ -147,7 +147,7 @@ def test_another_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trls_own_rollout_worker_feeds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's worker in its process asks a server for completions; each weight sync raises the version of the next."""
     pytest.importorskip("aiohttp")
-    served = run_with_server(tmp_path, monkeypatch, [*MASKS, {"name": "max_lag", "updates": 2}], **FOUR)
+    served = run_with_server(tmp_path, monkeypatch, [*MASKS, {"name": "max_lag", "updates": 4}], **FOUR)
     assert [line["rlstab/steps/refused"] for line in served["log"][:4]] == [0.0] * 4
     assert served["log"][0]["rlstab/max_lag/lag"] == 0.0
     assert all(0.0 <= line["rlstab/max_lag/lag"] <= 4.0 for line in served["log"][1:4])
