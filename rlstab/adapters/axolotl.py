@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from rlstab.adapters import releases
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError
 from rlstab.extras import require
@@ -45,20 +44,22 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         Raises:
             ConfigError: names the setting, and what to write instead, or what is wrong with the objective.
         """
-        ours, trl = f"{__name__}.{RLStabAxolotlTrainer.__name__}", cfg.get("trl") or {}
+        trainer, trl = f"{__name__}.{RLStabAxolotlTrainer.__name__}", cfg.get("trl") or {}
         wrong = [
             (cfg.get("rl") not in ("grpo", "gdpo"), "rl", "grpo"),
-            (cfg.get("trainer_cls") not in (None, ours), "trainer_cls", ours),
+            (cfg.get("trainer_cls") not in (None, trainer), "trainer_cls", trainer),
             ((cfg.get("context_parallel_size") or 1) > 1, "context_parallel_size", 1),
             *((bool(trl.get(name)), f"trl.{name}", "false") for name in ("async_prefetch", "use_data_producer")),
         ]
-        told = [f"Write {name}: {value}" for holds, name, value in wrong if holds]
-        if told:
-            raise ConfigError(f"the plugin of rlstab works only with axolotl's GRPO trainer. {', and '.join(told)}.")
+        messages = [f"Write {name}: {value}" for holds, name, value in wrong if holds]
+        if messages:
+            raise ConfigError(
+                f"the plugin of rlstab works only with axolotl's GRPO trainer. {', and '.join(messages)}."
+            )
         objective = Arguments(**cfg.get("rlstab") or {}).objective
         if objective is not None:
             load_objective(objective)
-        cfg["trainer_cls"] = ours
+        cfg["trainer_cls"] = trainer
 
 
 class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: ignore[misc]  # nor axolotl's trainer
@@ -68,14 +69,5 @@ class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: igno
         manager = PluginManager.get_instance()
         if not any(isinstance(plugin, RLStabPlugin) for plugin in manager.plugins.values()):
             raise ConfigError(f"axolotl ignores the key rlstab. Write plugins: [{__name__}.{RLStabPlugin.__name__}].")
-        given = Arguments(**manager.cfg.to_dict().get("rlstab") or {})
-        super().__init__(*args, **dict(given), **kwargs)
-
-
-def check_host() -> None:
-    """Refuse an axolotl that the adapter does not support.
-
-    Raises:
-        HostError: it has another release or changed methods.
-    """
-    releases.check_release("axolotl")
+        arguments = Arguments(**manager.cfg.to_dict().get("rlstab") or {})
+        super().__init__(*args, **dict(arguments), **kwargs)

@@ -196,10 +196,10 @@ class DataLevel:
         """The advantages with which the loss of the host is that of the objective."""
         batch, terms = part.batch, part.terms
         keep = torch.ones_like(mask) if terms.keep is None else terms.keep
-        wanted = torch.zeros_like(batch.sequence, dtype=torch.float64)
+        weights = torch.zeros_like(batch.sequence, dtype=torch.float64)
         if plan.kept.tokens:
-            wanted = (terms.aggregate or token_mean)(batch.sequence, keep, batch.num_sequences, plan.kept)
-        pull = part.advantages.double() * (wanted / self.loss.mean.share(batch, mask, tokens, sequences))
+            weights = (terms.aggregate or token_mean)(batch.sequence, keep, batch.num_sequences, plan.kept)
+        pull = part.advantages.double() * (weights / self.loss.mean.share(batch, mask, tokens, sequences))
         if terms.weight is not None:
             pull = pull * terms.weight.double()
         pull = torch.where(keep, pull, 0.0).to(batch.advantages.dtype)
@@ -211,10 +211,10 @@ def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean
     with torch.no_grad():
         empty = objective.terms(objective._empty_part(), plan.settled, plan.state).report
     zero = torch.zeros((), dtype=torch.float64)
-    nothing: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
-    reports: list[Stat] = [nothing]
+    zeros_by_name: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
+    reports: list[Stat] = [zeros_by_name]
     for part in plan.parts:
-        told = {**part.terms.report, "tokens/kept": Mean.of(part.kept)}
-        reports.append({name: told.get(name, zeros) for name, zeros in nothing.items()})
+        report = {**part.terms.report, "tokens/kept": Mean.of(part.kept)}
+        reports.append({name: report.get(name, zeros) for name, zeros in zeros_by_name.items()})
     settled = settle(reports, comm)
-    return {name: settled.mean(name) for name in nothing}
+    return {name: settled.mean(name) for name in zeros_by_name}

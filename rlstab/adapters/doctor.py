@@ -7,6 +7,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from rlstab.adapters import releases
@@ -20,7 +21,7 @@ BELOW = ("torch", "transformers", "accelerate")
 def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     """Lines to print, and whether every installed host has a working adapter.
 
-    An adapter is a module with ``check_host()``, which raises if it does not support the installed release.
+    The module of an adapter may have a ``check_host()`` in place of :func:`rlstab.adapters.releases.check_release`.
     """
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
@@ -48,11 +49,11 @@ def _examined(host: Host) -> tuple[str, bool]:
         warnings.simplefilter("always", UserWarning)
         try:
             adapter = importlib.import_module(host.adapter)
-            adapter.check_host()
+            getattr(adapter, "check_host", partial(releases.check_release, host.key))()
         except Exception as error:  # importing a package may raise anything
             return f"{host.name} {installed}: {host.adapter} does not work: {type(error).__name__}: {error}", False
-    ours = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
-    return f"{host.name} {installed}: {host.adapter} is live; tested with {releases.tested(host.key)}.{ours}", True
+    warned = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
+    return f"{host.name} {installed}: {host.adapter} is live; tested with {releases.tested(host.key)}.{warned}", True
 
 
 def _version(package: str) -> str | None:

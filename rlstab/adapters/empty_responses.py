@@ -18,7 +18,9 @@ def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) 
     ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
     not.
     """
-    every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
-    empty = float(comm.sum(every)) - plan.everything.sequences
-    kept, everything = (replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything))
-    return replace(plan, kept=kept, everything=everything)
+    count = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
+    empty = float(comm.sum(count)) - plan.everything.sequences
+    kept_totals, totals_of_all = (
+        replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything)
+    )
+    return replace(plan, kept=kept_totals, everything=totals_of_all)

@@ -51,8 +51,8 @@ def held_signals(
 
 def by_kind(signals: Mapping[str, Tensor]) -> dict[str, Any]:
     """Arguments of :meth:`TokenBatch.from_padded` for signals, user-defined ones as its ``extra``."""
-    known = {name: values for name, values in signals.items() if name in {*SIGNALS, "logprobs"}}
-    return {**known, "extra": {name: values for name, values in signals.items() if name not in known}}
+    shipped = {name: values for name, values in signals.items() if name in {*SIGNALS, "logprobs"}}
+    return {**shipped, "extra": {name: values for name, values in signals.items() if name not in shipped}}
 
 
 def unscored_share(needs: Set[str], batches: Sequence[tuple[TokenBatch, Tensor]]) -> dict[str, Mean]:

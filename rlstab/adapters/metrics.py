@@ -48,10 +48,10 @@ class HostMetrics:
         """The means over all ranks since the last call, by the host's names. Every rank must call it."""
         ranks = from_ranks(self.means.take(), self.group)
         means = means_over_ranks(ranks)
-        known, prefix = self.names["metrics"], self.names["prefix"]
+        names, prefix = self.names["metrics"], self.names["prefix"]
         if "empty" in self.names:
-            means = dict.fromkeys(known.keys() & {name for sums in ranks for name in sums}, self.names["empty"]) | means
-        metrics = {known.get(name, f"{prefix}{name}"): value for name, value in means.items()}
+            means = dict.fromkeys(names.keys() & {name for sums in ranks for name in sums}, self.names["empty"]) | means
+        metrics = {names.get(name, f"{prefix}{name}"): value for name, value in means.items()}
         sides = [means[side] for side in SIDES if side in means]
         return metrics | ({self.names["clipped"]: sum(sides)} if sides else {})
 

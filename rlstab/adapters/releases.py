@@ -28,18 +28,18 @@ def check_release(host: str, installed: str = "") -> None:
     Raises:
         HostError: it has another release, or a method was replaced or has other parameters.
     """
-    installed, known = installed or version(host), facts(host)
-    name, homes = f"{HOSTS[host].name} {installed}", tuple(known["homes"])
-    supported = [known["release"], *known.get("also", ())]
+    installed, host_facts = installed or version(host), facts(host)
+    name, homes = f"{HOSTS[host].name} {installed}", tuple(host_facts["homes"])
+    supported = [host_facts["release"], *host_facts.get("also", ())]
     if not any(_matches(installed, release) for release in supported):
         named = " and ".join([", ".join(supported[:-1]), supported[-1]]) if supported[1:] else f"{supported[0]} alone"
         raise HostError(f"{name} is installed, and the adapter knows {named}. {how_to_install(host)}")
     changed = [
         method
-        for owner, methods in known["methods"].items()
+        for owner, methods in host_facts["methods"].items()
         for method in check_methods(
             pkgutil.resolve_name(owner),
-            {method: wanted for method, wanted in methods.items() if not _replaced(host, owner, method)},
+            {method: signature for method, signature in methods.items() if not _replaced(host, owner, method)},
             release=name,
             homes=homes,
             cure=how_to_install(host),
@@ -51,22 +51,22 @@ def check_release(host: str, installed: str = "") -> None:
             f"new there may be missing here. Compare one step with its own loss, or install {tested(host)}.",
             stacklevel=4,
         )
-    tested_with = known.get("tested_with", {})
+    tested_with = host_facts.get("tested_with", {})
     other = [
         package
-        for package, known in tested_with.items()
-        if not any(_matches(version(package), release) for release in known.split(" or "))
+        for package, versions in tested_with.items()
+        if not any(_matches(version(package), release) for release in versions.split(" or "))
     ]
     if other:
-        there = ", ".join(f"{package} {version(package)}" for package in other)
-        warnings.warn(f"the adapter was not tested with {there}, but with {tested(host)}.", stacklevel=4)
+        versions = ", ".join(f"{package} {version(package)}" for package in other)
+        warnings.warn(f"the adapter was not tested with {versions}, but with {tested(host)}.", stacklevel=4)
 
 
 def _replaced(host: str, owner: str, method: str) -> bool:
     """Whether a method is the replacement by another package that the adapter was tested with."""
     package = facts(host).get("replaced", {}).get(method)
-    theirs = getattr(pkgutil.resolve_name(owner), method, None)
-    return package is not None and getattr(theirs, "__module__", "").startswith(package)
+    replacement = getattr(pkgutil.resolve_name(owner), method, None)
+    return package is not None and getattr(replacement, "__module__", "").startswith(package)
 
 
 def _matches(installed: str, known: str) -> bool:
@@ -82,9 +82,10 @@ def how_to_install(host: str) -> str:
 
 def tested(host: str) -> str:
     """The releases that the tests use."""
-    known = facts(host)
+    host_facts = facts(host)
     return ", ".join(
-        f"{name} {release}" for name, release in {host: known["release"], **known.get("tested_with", {})}.items()
+        f"{name} {release}"
+        for name, release in {host: host_facts["release"], **host_facts.get("tested_with", {})}.items()
     )
 
 
@@ -108,19 +109,19 @@ def check_methods(
         HostError: names the method.
     """
     changed = []
-    who = owner.__name__.rpartition(".")[2]
+    title = owner.__name__.rpartition(".")[2]
     for name, (parameters, *checksums) in methods.items():
         method = getattr(owner, name, None)
         if method is None:
-            raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
+            raise HostError(f"{title} of {release} has no {name}, which the adapter needs. {cure}")
         home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
-            raise HostError(f"{who}.{name} was replaced by {home}. Do not import it, or train without the adapter.")
-        wanted = parameters.split()
-        given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]
-        if given != wanted:
+            raise HostError(f"{title}.{name} was replaced by {home}. Do not import it, or train without the adapter.")
+        expected = parameters.split()
+        actual = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(expected)]
+        if actual != expected:
             raise HostError(
-                f"{who}.{name} of {release} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {cure}"
+                f"{title}.{name} of {release} takes ({', '.join(actual)}), expected ({', '.join(expected)}). {cure}"
             )
         if checksums and checksum(method) not in checksums:
             changed.append(name)

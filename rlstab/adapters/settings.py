@@ -63,8 +63,8 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
     """
     excluding = own_correction(objective)
     if excluding is not None:
-        name, why = excluding
-        raise ConfigError(f"'{name}' and {setting} exclude each other: {why} Write {off}, or remove '{name}'.")
+        name, reason = excluding
+        raise ConfigError(f"'{name}' and {setting} exclude each other: {reason} Write {off}, or remove '{name}'.")
 
 
 def check_trl_settings(
@@ -89,8 +89,10 @@ def check_trl_settings(
     if any(name in (*TRL_LOSS, "beta") for name in write):
         try:
             as_set = objective_of(config)
-            more = _keywords(_misfits(config, load_objective(as_set))[1])
-            advice += f"\n  Or train by these settings: objective={as_set!r}{f', with {more}' if more else ''}."
+            additions = _keywords(_misfits(config, load_objective(as_set))[1])
+            advice += (
+                f"\n  Or train by these settings: objective={as_set!r}{f', with {additions}' if additions else ''}."
+            )
         except ConfigError as error:
             advice += f"\n  No objective is what they say: {error}"
     raise ConfigError(f"{lines}\n  {advice}")
@@ -98,13 +100,13 @@ def check_trl_settings(
 
 def _misfits(config: Any, objective: Composition, *, derived: bool = False) -> tuple[list[str], dict[str, Any]]:
     """A sentence for each setting that does not fit, and what to write."""
-    wanted = trl_settings(objective)
+    settings = trl_settings(objective)
     if derived or not config.use_vllm:
-        wanted.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
-    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, wanted)
-    for sentence, instead in (_windows(config), _optimizer(config)):
+        settings.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
+    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings)
+    for sentence, replacements in (_windows(config), _optimizer(config)):
         wrong += [sentence] if sentence else []
-        write |= instead
+        write |= replacements
     return wrong, write
 
 
@@ -118,11 +120,11 @@ def _windows(config: Any) -> tuple[str, dict[str, Any]]:
     if slices * config.num_iterations % count == 0:
         return "", {}
     rows = config.generation_batch_size // slices
-    whole = count * config.num_generations // math.gcd(count * rows, config.num_generations)
+    multiple = count * config.num_generations // math.gcd(count * rows, config.num_generations)
     return (
         f"gradient_accumulation_steps = {count}: a step would span generations, of steps_per_generation={slices} x "
         f"num_iterations={config.num_iterations}",
-        {"steps_per_generation": whole, "generation_batch_size": None},
+        {"steps_per_generation": multiple, "generation_batch_size": None},
     )
 
 
@@ -139,9 +141,9 @@ def check_windows(config: Any) -> None:
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    sentence, instead = _windows(config)
+    sentence, replacements = _windows(config)
     if sentence:
-        raise ConfigError(f"GRPOConfig.{sentence}. Write {_keywords(instead)}.")
+        raise ConfigError(f"GRPOConfig.{sentence}. Write {_keywords(replacements)}.")
 
 
 def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, distilled: bool = False) -> None:
@@ -156,15 +158,15 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
     Raises:
         ConfigError: names every setting that does not fit, and what to write instead.
     """
-    known, lines = facts("verl"), list[str]()
+    host_facts, lines = facts("verl"), list[str]()
     get: Callable[..., Any] = {**VERL_LOSS, **actor}.get
-    for section, instead, wanted in (
-        (_ACTOR, known["instead"], verl_settings(objective)),
-        (f"{_ACTOR}.policy_loss", known["instead_of_policy_loss"], {}),
+    for section, replacements, settings in (
+        (_ACTOR, host_facts["instead"], verl_settings(objective)),
+        (f"{_ACTOR}.policy_loss", host_facts["instead_of_policy_loss"], {}),
     ):
-        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in instead}, wanted)
+        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in replacements}, settings)
         for sentence, (name, value) in zip(wrong, write.items(), strict=True):
-            hint = f", and in the objective: {instead[name]}" if name in instead else ""
+            hint = f", and in the objective: {replacements[name]}" if name in replacements else ""
             lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
     engine = get("strategy", ENGINES[0])
     if engine not in ENGINES:
@@ -186,8 +188,8 @@ def check_settings(host: str, path: str | Path, objective: Composition) -> None:
     Raises:
         ConfigError: the text of the adapter, or the file is not such a file.
     """
-    given = read_settings(host, path)
+    settings = read_settings(host, path)
     if host == "trl":
-        check_trl_settings(settings_of_trl(given), objective)
+        check_trl_settings(settings_of_trl(settings), objective)
     else:
-        check_verl_settings(given, objective)
+        check_verl_settings(settings, objective)

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import misfits
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
@@ -58,7 +58,7 @@ def register(objective: Given, config: Any) -> None:
         MissingSignal: a method reads a signal that SkyRL does not have.
         HostError: the installed SkyRL is not what the adapter was written for.
     """
-    check_host()
+    check_release("skyrl")
     chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
     algorithm = config.trainer.algorithm
@@ -110,9 +110,11 @@ class PolicyLoss(HostTraining):
         group, device = worker.device_mesh.get_group("dp"), next(worker.model.parameters()).device
         self._rlstab_share(device, group)
         tokens = self._rlstab_comm.sum(data["loss_mask"].sum().double()).clamp(min=1)
-        seen: Counter[bytes] = Counter()
+        repetitions: Counter[bytes] = Counter()
         cut = worker.cfg.micro_train_batch_size_per_gpu, worker.cfg.max_tokens_per_microbatch
-        evidence = [self._batch(worker, part, float(tokens), seen) for part in get_microbatch_iterator(data, *cut)]
+        evidence = [
+            self._batch(worker, part, float(tokens), repetitions) for part in get_microbatch_iterator(data, *cut)
+        ]
         self.step = step = self._rlstab_new_step()
         try:
             plan_step(step, evidence)
@@ -188,27 +190,18 @@ class PolicyLoss(HostTraining):
         return theirs(ckpt_dir, *args, **kwargs)
 
 
-def check_host() -> None:
-    """Refuse a SkyRL that the adapter does not support.
-
-    Raises:
-        HostError: it has another release or changed methods.
-    """
-    releases.check_release("skyrl")
-
-
 def _intercept(name: str) -> None:
     """Let a policy loss of this module act around a method of SkyRL's worker; other losses see no difference."""
-    theirs = getattr(PolicyWorkerBase, name)
-    if hasattr(theirs, "__wrapped__"):
+    method = getattr(PolicyWorkerBase, name)
+    if hasattr(method, "__wrapped__"):
         return
 
-    @wraps(theirs)
+    @wraps(method)
     def ours(worker: Any, *args: Any, **kwargs: Any) -> Any:
         loss = worker.policy_loss_fn
         if not isinstance(loss, PolicyLoss):
-            return theirs(worker, *args, **kwargs)
-        return getattr(loss, name)(partial(theirs, worker), worker, *args, **kwargs)
+            return method(worker, *args, **kwargs)
+        return getattr(loss, name)(partial(method, worker), worker, *args, **kwargs)
 
     setattr(PolicyWorkerBase, name, ours)
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
@@ -125,7 +124,7 @@ class TinkerTrainer(HostTraining):
         data = list(data)
         if not any(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data):
             raise ShapeError("an optimizer step has no data with target_tokens. Leave it out, or give it some.")
-        if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
+        if self._loss is not None and [id(item) for item in data] != [id(item) for item in self._data]:
             raise HostError(
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
                 "again, which continues where it was, or load the last checkpoint."
@@ -153,8 +152,8 @@ class TinkerTrainer(HostTraining):
         """
         loss = TinkerLoss(self.objective, self.objective_state)
         unweighted = [torch.zeros(len(datum.loss_fn_inputs["target_tokens"].data)) for datum in data]
-        found = self.client.forward(_weighted(data, unweighted), _LINEAR).result().loss_fn_outputs
-        live = [torch.tensor(one["logprobs"].data).requires_grad_() for one in found]
+        outputs = self.client.forward(_weighted(data, unweighted), _LINEAR).result().loss_fn_outputs
+        live = [torch.tensor(output["logprobs"].data).requires_grad_() for output in outputs]
         futures = []
         with suppress(NonFinite):  # the step is refused
             value, _ = loss(data, live)
@@ -193,8 +192,8 @@ class TinkerTrainer(HostTraining):
         Raises:
             CheckpointError: the folder has no state, a damaged one, or that of another objective.
         """
-        chosen, (path, inside) = _chosen(objective), _saved(folder)
-        state = restore_state(inside, chosen)
+        chosen, (path, state_folder) = _chosen(objective), _saved(folder)
+        state = restore_state(state_folder, chosen)
         return cls(service.create_training_client_from_state_with_optimizer(path), chosen, state)
 
 
@@ -234,15 +233,6 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         **by_kind(signals),
     )
     return batch, (unscored & columns["mask"].bool()).count_nonzero()
-
-
-def check_host() -> None:
-    """Refuse an SDK that the adapter does not support.
-
-    Raises:
-        HostError: its client has other methods.
-    """
-    releases.check_release("tinker")
 
 
 def _saved(folder: str | Path) -> tuple[str, Path]:

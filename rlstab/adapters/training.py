@@ -38,7 +38,9 @@ def open_objective(*given: Given, complete: bool = True) -> Composition:
         given: each in any form.
         complete: whether to warn of methods that lack what they were published with.
     """
-    chosen = compose(*(each if isinstance(each, TokenObjective) else load_objective(each) for each in given))
+    chosen = compose(
+        *(objective if isinstance(objective, TokenObjective) else load_objective(objective) for objective in given)
+    )
     if complete:
         check_complete(chosen)
     return chosen

@@ -4,10 +4,13 @@
 """
 
 import functools
+import http.server
+import json
 import os
 import queue
 import random
 import sys
+import threading
 import types
 from functools import partial
 from pathlib import Path
@@ -141,7 +144,8 @@ def trainer_of(
 
     packing._flash_attn = lambda: types.SimpleNamespace(flash_attn_varlen_func=varlen_attention)
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
-    worker = Worker(**given.pop("worker", {}))
+    worker = given.pop("worker", {})
+    worker = Worker(**worker) if isinstance(worker, dict) else worker
     chosen = AsyncGRPOTrainer if plain else partial(RLStabAsyncGRPOTrainer, objective=objective, base=base)
     return chosen(
         model=str(CHAIN),
@@ -158,12 +162,73 @@ def run(
 ) -> dict[str, Any]:
     """Train, and say what happened; a resumed run goes on behind the ``skipped`` samples that the first one took."""
     trainer = trainer_of(folder, objective, **given)
-    if trainer.rollout_worker is not None:
+    if isinstance(trainer.rollout_worker, Worker):
         trainer.rollout_worker.count = skipped
     steps = recorder(trainer)
     trainer.train(resume_from_checkpoint=resume)
     refusal = getattr(trainer, "last_refusal", None)
     return {"steps": steps, "log": trainer.state.log_history, "ranks": jobs.counted_ranks(), "refusal": refusal}
+
+
+class Completions(http.server.BaseHTTPRequestHandler):
+    """What TRL's worker asks of a vLLM server: completions of the policy that training begins with."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ids, logprobs, draw = list(asked["prompt"]), list[float](), torch.Generator().manual_seed(asked["seed"])
+        policy = self.server.policy  # type: ignore[attr-defined]
+        while len(logprobs) < asked["max_tokens"] and (not logprobs or ids[-1] != jobs.EOS):
+            with torch.no_grad():
+                values = policy(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            ids.append(int(torch.multinomial(values.exp(), 1, generator=draw)))
+            logprobs.append(float(values[ids[-1]]))
+        choice = {"token_ids": ids[-len(logprobs) :], "logprobs": {"token_logprobs": logprobs}}
+        body = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def longer(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(len(ids)) + sum(ids) % 3 for ids in completion_ids]
+
+
+def run_with_server(folder: Path, patch: Any, objective: Any, **given: Any) -> dict[str, Any]:
+    """Train on the rollouts of TRL's own worker, a process that asks a server on this machine."""
+    from datasets import Dataset
+    from trl.experimental.async_grpo import async_rollout_worker
+
+    patch.setattr(async_rollout_worker, "is_vllm_available", lambda *_: True)  # the server is not vLLM
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Completions)
+    server.policy = jobs.model()  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    chat = tokenizer()
+    chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    fields = {"content": {"close_pattern": "$", "content": "text"}}
+    chat.response_template = {"defaults": {"role": "assistant"}, "start_anchor": "=", "fields": fields}
+    asked = Dataset.from_dict({"prompt": [[{"role": "user", "content": row["prompt"]}] for row in prompts()]})
+    worker = async_rollout_worker.AsyncRolloutWorker(
+        model_name=str(CHAIN),
+        dataset=asked,
+        reward_funcs=[longer],
+        processing_class=chat,
+        eos_token_ids=[jobs.EOS],
+        num_generations=4,
+        max_inflight_tasks=8,
+        queue_maxsize=16,
+        max_tokens=12,
+        vllm_server_url=f"http://127.0.0.1:{server.server_port}",
+    )
+    try:
+        return run(folder, objective, worker=worker, max_staleness=8, **given)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def over_ranks(folder: Path, given: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

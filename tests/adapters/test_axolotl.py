@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("axolotl", reason="axolotl is not installed: nox -s axolotl")
 
+from rlstab.adapters.releases import check_release
 from rlstab.errors import ConfigError
 from tests.adapters.jobs import ROOT, shell
 
@@ -123,7 +124,5 @@ def test_the_trainer_without_the_plugin_is_refused() -> None:
 
 
 def test_axolotl_is_what_the_adapter_knows(recwarn: pytest.WarningsRecorder) -> None:
-    from rlstab.adapters.axolotl import check_host
-
-    check_host()
+    check_release("axolotl")
     assert not [warning for warning in recwarn if "adapter" in str(warning.message)]

@@ -14,7 +14,8 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.training_client import TrainingClient
 
-from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer, check_host
+from rlstab.adapters.releases import check_release
+from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer
 from tests.adapters.fake_tinker import WORDS, Client, data
 from tests.adapters.jobs import ROOT, shell
 from tests.adapters.test_tinker import ADAM, DAPO, live
@@ -56,7 +57,7 @@ def by_hand(given: list[Any]) -> Any:
 
 
 def test_the_sdk_is_what_the_adapter_knows() -> None:
-    check_host()
+    check_release("tinker")
 
 
 @pytest.mark.skipif(not hasattr(TrainingClient, "_compute_custom_loss"), reason="the SDK has it from 0.38 on")

@@ -1,4 +1,4 @@
-"""TRL's asynchronous trainer with an objective: TRL's loss where it says so, independent of the cut, resumed exactly."""
+"""TRL's asynchronous trainer with an objective: TRL's loss where it says so, cut-free, resumed exactly."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlstab.adapters.training import plan_step
 from rlstab.adapters.trl import async_trainer
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal
 from tests.adapters import jobs
-from tests.adapters.async_jobs import over_ranks, run, trainer_of
+from tests.adapters.async_jobs import over_ranks, run, run_with_server, trainer_of
 from tests.adapters.jobs import farthest, largest, same_weights
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -141,3 +141,15 @@ def test_another_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(AsyncGRPOTrainer, "compute_loss", lambda *_, **__: torch.zeros(()))
     with pytest.raises(HostError, match="compute_loss"):
         async_trainer.check_host()
+
+
+@pytest.mark.slow
+def test_trls_own_rollout_worker_feeds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's worker in its process asks a server for completions; each weight sync raises the version of the next."""
+    pytest.importorskip("aiohttp")
+    served = run_with_server(tmp_path, monkeypatch, [*MASKS, {"name": "max_lag", "updates": 4}], **FOUR)
+    assert [line["rlstab/steps/refused"] for line in served["log"][:4]] == [0.0] * 4
+    assert served["log"][0]["rlstab/max_lag/lag"] == 0.0
+    assert all(0.0 <= line["rlstab/max_lag/lag"] <= 4.0 for line in served["log"][1:4])
+    assert all(largest(step) > 0.0 for step in served["steps"])
+    assert served["log"][0]["rlstab/ratio/mean"] == pytest.approx(1.0, abs=1e-4)  # the server has the first weights

@@ -7,7 +7,7 @@ transformers fetches all micro-batches of an optimizer step before its first bac
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import trl
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset
-from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.evidence import ids_of_tokens
@@ -33,11 +33,14 @@ from rlstab.errors import HostError
 from rlstab.hosts import adapted
 
 #: What is overridden or relied on line by line, in the one release that has it, as in ``hosts.yaml``.
-METHODS = {
-    "compute_loss": ("self model inputs return_outputs num_items_in_batch", "185c840bd73c"),
-    "get_train_dataloader": ("self", "1ed017ea000c"),
-    "get_batch_samples": ("self epoch_iterator num_batches device",),
-    "_sync_weight": ("self", "da081b570683"),
+METHODS: Mapping[type, Mapping[str, Sequence[str]]] = {
+    AsyncGRPOTrainer: {
+        "compute_loss": ("self model inputs return_outputs num_items_in_batch", "185c840bd73c"),
+        "get_train_dataloader": ("self", "1ed017ea000c"),
+        "get_batch_samples": ("self epoch_iterator num_batches device",),
+        "_sync_weight": ("self", "da081b570683"),
+    },
+    RolloutQueueDataset: {"__iter__": ("self", "c3463f1ca004")},
 }
 _REFERENCE = "train with RLStabGRPOTrainer: AsyncGRPOTrainer has no reference model"
 HOST = replace(
@@ -189,11 +192,10 @@ def check_host() -> None:
     Raises:
         HostError: names the method.
     """
-    release = f"TRL {trl.__version__}"
-    checked = {"release": release, "homes": ("trl.", "transformers."), "cure": how_to_install("trl")}
-    changed = check_methods(AsyncGRPOTrainer, METHODS, **checked)
-    if changed:
-        raise HostError(f"AsyncGRPOTrainer.{changed[0]} of {release} is not the tested one. {checked['cure']}")
+    release, cure = f"TRL {trl.__version__}", how_to_install("trl")
+    for owner, methods in METHODS.items():
+        for name in check_methods(owner, methods, release=release, homes=("trl.", "transformers."), cure=cure):
+            raise HostError(f"{owner.__name__}.{name} of {release} is not the tested one. {cure}")
 
 
 #: The column that :class:`_Rollouts` adds.

@@ -50,10 +50,10 @@ class TRLForward:
         self.passed = sorted(
             {
                 name
-                for each in type(trainer).__mro__
+                for base in type(trainer).__mro__
                 for method in (_FORWARD, _PASSED_ON)
-                if method in vars(each)
-                for name in inspect.signature(inspect.unwrap(vars(each)[method])).parameters
+                if method in vars(base)
+                for name in inspect.signature(inspect.unwrap(vars(base)[method])).parameters
                 if name not in ("self", "model", "input_ids", "attention_mask")
             }
         )
@@ -77,8 +77,8 @@ class TRLForward:
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         """The live outputs for the tokens of a planned part, and ``(B, T)`` signals that came with them, if any."""
         signals, aux = self.signals(model, inputs, plan.objective.live_needs)
-        asked = {name: signals[name] for name in {"logprobs", *plan.objective.live_needs}}
-        return PolicyOutputs.from_padded(which, **asked), signals, aux
+        outputs = {name: signals[name] for name in {"logprobs", *plan.objective.live_needs}}
+        return PolicyOutputs.from_padded(which, **outputs), signals, aux
 
 
 class OwnForward:
@@ -91,15 +91,15 @@ class OwnForward:
 
     def __init__(self, trainer: GRPOTrainer, model: PreTrainedModel, options: Mapping[str, float]) -> None:
         if trainer._is_vlm or trainer.aux_loss_enabled:
-            what = "images" if trainer._is_vlm else "a load-balancing loss"
-            raise ConfigError(f"rlstab's head does not pass on {what}. Write head='trl', or take another model.")
+            feature = "images" if trainer._is_vlm else "a load-balancing loss"
+            raise ConfigError(f"rlstab's head does not pass on {feature}. Write head='trl', or take another model.")
         if not add_signals(model, trainer.temperature, wide=trainer.args.cast_lm_head_to_fp32):
             head = type(model.get_output_embeddings())
             by_peft = head.__module__.startswith("peft.")
-            whose = f"{head.__name__} of PEFT" if by_peft else type(model).__name__
+            owner = f"{head.__name__} of PEFT" if by_peft else type(model).__name__
             fix = "leave the head out of modules_to_save" if by_peft else "take another model"
             raise ConfigError(
-                f"the logits of {whose} are more than a product of hidden states and a weight. Write head='trl', which "
+                f"the logits of {owner} are more than a product of hidden states and a weight. Write head='trl', which "
                 f"has log-probs and entropies, and remove methods that read other signals; or {fix}."
             )
         if getattr(type(trainer), _FORWARD) is not getattr(GRPOTrainer, _FORWARD):
@@ -113,16 +113,18 @@ class OwnForward:
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         rows, mask = plan.part(which).live_here or plan.live_rows(which), mask_on_cpu(inputs)
-        wanted = torch.stack(list(rows.values())).any(0)
-        where = torch.zeros_like(mask).masked_scatter(mask, wanted)
-        where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, even without tokens
-        some = {name: live[wanted] for name, live in rows.items() if name != "logprobs"} if wanted.any() else None
-        signals = self._padded(model, inputs, where, rows.keys(), some)
-        still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
+        is_live = torch.stack(list(rows.values())).any(0)
+        where = torch.zeros_like(mask).masked_scatter(mask, is_live)
+        where[0, 0] |= ~is_live.any()  # every rank runs a forward and a backward, even without tokens
+        live_rows = (
+            {name: live[is_live] for name, live in rows.items() if name != "logprobs"} if is_live.any() else None
+        )
+        signals = self._padded(model, inputs, where, rows.keys(), live_rows)
+        constants = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
         packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in signals.items()}
-        nothing, wanted = sum(values.sum() * 0.0 for values in signals.values()), sent(wanted, which.logprobs.device)
+        zero, is_live = sum(values.sum() * 0.0 for values in signals.values()), sent(is_live, which.logprobs.device)
         return (
-            PolicyOutputs(**{name: torch.where(wanted, packed[name], still[name]) + nothing for name in rows}),
+            PolicyOutputs(**{name: torch.where(is_live, packed[name], constants[name]) + zero for name in rows}),
             {},
             None,
         )
@@ -210,11 +212,11 @@ def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = Fals
         hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, -rlstab["length"] - 1 : -1]
         hidden = hidden.reshape(-1, hidden.shape[-1])[rlstab["index"]]
-        asked = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
+        options = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
         with torch.autocast(hidden.device.type, enabled=torch.is_autocast_enabled(hidden.device.type) and not wide):
             kind = torch.float32 if wide else None
             checked = {"temperature": temperature, "check_ids": not embedded}
-            signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, **checked, **asked)
+            signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, **checked, **options)
         return {name: values for name, values in vars(signals).items() if values is not None}
 
     model.forward = types.MethodType(forward, model)

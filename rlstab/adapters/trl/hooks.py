@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from accelerate import DistributedType
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
@@ -18,11 +19,10 @@ from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective
-from rlstab.adapters.trl.engine import check_engine
 from rlstab.adapters.trl.release import check_unpatched
 from rlstab.core.compose import Composition
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import HostError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import Host
 from rlstab.signals import SIGNAL_NAMES
 
@@ -147,12 +147,29 @@ def objective_by(
         MissingSignal: see :meth:`Host.require`.
     """
     check_trl_values(config)
-    given = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
-    chosen = open_objective(*given, complete=not derived)  # what TRL trains is what the user asked for
+    parts = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
+    chosen = open_objective(*parts, complete=not derived)  # what TRL trains is what the user asked for
     if host is not None:
         host.require(chosen)
     check_trl_settings(config, chosen, derived=derived, title=title)
     return chosen
+
+
+def check_engine(accelerator: Any) -> None:
+    """Refuse engines that are not data-parallel, whether selected by the launcher, the environment or GRPOConfig.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        kind = accelerator.distributed_type.value
+        raise ConfigError(f"accelerate was launched with {kind}, which steps in the backward pass. Use FSDP or DDP.")
+    for kind in ("tp", "cp", "sp"):
+        if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
+            raise ConfigError(
+                f"parallelism_config has {kind}_size above 1: tensor, context and sequence parallelism share sequences "
+                f"between ranks, and the adapter counts every rank as data-parallel. Leave it at 1; FSDP and DDP work."
+            )
 
 
 def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
@@ -169,16 +186,19 @@ def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
     Raises:
         HostError: names the class.
     """
-    position, host = (cls.__mro__.index(each) for each in (adapter, adapter.__bases__[-1]))
+    position, host = (cls.__mro__.index(member) for member in (adapter, adapter.__bases__[-1]))
     for index, base in enumerate(cls.__mro__[:host]):
         for name in _TO_THE_LOSS & vars(base).keys() if index != position else ():
             code = getattr(inspect.unwrap(vars(base)[name]), "__code__", None)
             passed_on = _TO_THE_LOSS & set(getattr(code, "co_names", ()))
             if index > position and name == loss:  # the adapter's is called instead
-                lost, cure = objective is None, f"Name {base.__name__} before {adapter.__name__}, or give an objective"
+                is_lost, cure = (
+                    objective is None,
+                    f"Name {base.__name__} before {adapter.__name__}, or give an objective",
+                )
             else:
-                lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
-            if lost:
+                is_lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
+            if is_lost:
                 effect = "which" if objective is None else "so the objective"
                 raise HostError(f"{base.__name__} overrides {name}, {effect} would have no effect. {cure}.")
 
@@ -199,9 +219,9 @@ def _warn_of_dropout(model: torch.nn.Module, needs: Set[str]) -> None:
 
 def _warn_of_filters(config: Any) -> None:
     """Warn of filters: a filtered sampler is renormalised, but log-probs and ratios are of the whole distribution."""
-    off = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+    defaults = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
     filters = [
-        f"{name}={getattr(config, name)!r}" for name, values in off.items() if getattr(config, name) not in values
+        f"{name}={getattr(config, name)!r}" for name, values in defaults.items() if getattr(config, name) not in values
     ]
     if filters:
         logger.warning(

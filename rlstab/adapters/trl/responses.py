@@ -84,13 +84,13 @@ def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
 
     A response that occurs twice in a step, which may use its generation more than once, gets another id each time.
     """
-    seen: Counter[int] = Counter()
+    visits: Counter[int] = Counter()
     ids = []
     for part in parts:
         rows = []
         for number in part[SEQUENCE_IDS].tolist():
-            rows.append(number + (seen[number] << _VISIT))
-            seen[number] += 1
+            rows.append(number + (visits[number] << _VISIT))
+            visits[number] += 1
         ids.append(part[SEQUENCE_IDS].new_tensor(rows))
     return ids
 
@@ -110,8 +110,8 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
     """
     # an old log-prob replaces one that the sampler lost
     reads_old = objective.needs & {"old_logprobs", "rollout_logprobs"}
-    made = {"logprobs"} if reads_old and inputs.get("old_per_token_logps") is None else set()
-    return frozenset(objective.needs & SIGNAL_NAMES | made)
+    computed = {"logprobs"} if reads_old and inputs.get("old_per_token_logps") is None else set()
+    return frozenset(objective.needs & SIGNAL_NAMES | computed)
 
 
 def batch_of(
@@ -137,9 +137,9 @@ def batch_of(
         ShapeError: a user-defined function returned something other than ``(B, T)``.
     """
     mask, needs = mask_on_cpu(inputs), needs - BASICS
-    old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
+    old, logprobs = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
-    anchor = next(values for values in (old, now, unread) if values is not None)
+    anchor = next(values for values in (old, logprobs, unread) if values is not None)
     signals, unscored = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
     signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
@@ -160,7 +160,7 @@ def batch_of(
         response_mask=mask,
         advantages=inputs["advantages"],
         old_logprobs=anchor,
-        logprobs=now,
+        logprobs=logprobs,
         sequence_ids=inputs[SEQUENCE_IDS] if ids is None else ids,
         group_ids=inputs[GROUP_IDS],
         live_ratio=old is None,

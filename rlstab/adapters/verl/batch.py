@@ -83,8 +83,8 @@ class MiniBatch:
         """
         needs = objective.needs
         signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
-        made = {"truncated": self.truncated, **self.evidence}
-        signals |= {name: values for name, values in made.items() if name in {"logprobs", "entropies", *needs}}
+        computed = {"truncated": self.truncated, **self.evidence}
+        signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
         signals |= {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
         basics = {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
         basics |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}
@@ -103,10 +103,10 @@ class MiniBatch:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         had = {name: self.columns[column][rows] for name, column in COLUMNS.items() if column in self.columns}
         had["truncated"] = self.truncated[rows, None].expand(ids.shape)
-        told = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
+        tensors = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
         if SCORES in self.columns:
-            told["rewards"] = self.columns[SCORES][rows].sum(1).float()
-        return tensors_of(batch, live, ids, had) | told
+            tensors["rewards"] = self.columns[SCORES][rows].sum(1).float()
+        return tensors_of(batch, live, ids, had) | tensors
 
     @property
     def mask(self) -> Tensor:
@@ -129,8 +129,8 @@ def _ids(data: Any, name: str) -> list[np.ndarray]:
     if values.is_nested:
         return [ids.cpu().numpy() for ids in values.unbind()]
     prompt, response = data["prompts"].shape[1], data["responses"].shape[1]
-    there = dict(zip(("prompts", "responses"), data["attention_mask"].bool().split([prompt, response], 1), strict=True))
-    return [ids[mask].cpu().numpy() for ids, mask in zip(values, there[name], strict=True)]
+    masks = dict(zip(("prompts", "responses"), data["attention_mask"].bool().split([prompt, response], 1), strict=True))
+    return [ids[mask].cpu().numpy() for ids, mask in zip(values, masks[name], strict=True)]
 
 
 def _listed(values: Any) -> list[Any]:

@@ -53,8 +53,8 @@ class PlannedLoss:
         if student_logits is not None:
             rows = student_logits.squeeze(0)
             any_ids = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)  # verl computes log-probs
-            made = token_signals_from_logits(rows, any_ids, needs=self.needs, min_p=self.min_p)
-            return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
+            signals = token_signals_from_logits(rows, any_ids, needs=self.needs, min_p=self.min_p)
+            return {name: getattr(signals, name).unsqueeze(0) for name in self.needs}
         if self.step is None:  # the forward that computes the evidence has no loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
@@ -102,8 +102,8 @@ class PlannedLoss:
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
     ) -> dict[str, Mean]:
         """Metrics that verl logs too: the drift from the old policy, and the entropy if the engine computed it."""
-        now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
-        logged = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
+        logprobs = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
+        logged = {"ratio/drift": Mean.of((batch.old_logprobs - logprobs).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:
             entropies = self.signals(model_output, data, frozenset({"entropies"}))["entropies"]
             logged["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])

@@ -34,7 +34,7 @@ from rlstab.adapters.settings import check_verl_settings, require_one_correction
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
-from rlstab.adapters.verl.loss_mode import objective_file
+from rlstab.adapters.verl.plugin import objective_file
 from rlstab.config import objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition, compose
@@ -266,11 +266,11 @@ def require_from(config: Any, objective: Composition) -> None:
         MissingSignal: names the method, the signal and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    given = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
-    given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
-    given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
+    signals = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
+    signals |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
+    signals |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
-    as_set = replace(host, name="verl with these settings", release="", gives=given, live=host.live & given)
+    as_set = replace(host, name="verl with these settings", release="", gives=signals, live=host.live & signals)
     as_set.require(objective)
 
 
