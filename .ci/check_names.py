@@ -37,20 +37,9 @@ FOLDERS = ("rlstab", "examples", ".ci")
 #: Rooms and files of rlstab/ that are still to be converted.
 PENDING = (
     "adapters",
-    "cli.py",
-    "errors.py",
-    "extras.py",
-    "hosts.py",
-    "kl_estimators.py",
     "look/host_loss.py",
     "look/page.py",
     "look/recorded_loss.py",
-    "preflight.py",
-    "report",
-    "testing/compare.py",
-    "testing/cut_free.py",
-    "testing/laws.py",
-    "train/checkpoint.py",
 )
 
 

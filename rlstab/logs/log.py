@@ -91,6 +91,7 @@ class Rows(dict[int, dict[str, float]]):
             curves[SCORE], names[SCORE] = (steps[steps > 0], values[steps > 0]), name
             points[SCORE] = logged_scores[name]
         metrics = {metric: curve for metric, curve in curves.items() if len(curve[0])}
+        damaged = dict(_damaged(metrics, points))
         last = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
         return Run(
             path=path,
@@ -104,7 +105,8 @@ class Rows(dict[int, dict[str, float]]):
             ],
             spent=_spent(lines, last) if costs else {},
             ended=None if planned is None else max(self) + shift >= planned,
-            remarks=(*remarks, *self._remarks(metrics, points, shift, len(self) - len(lines))),
+            not_finite=tuple(damaged),
+            remarks=(*remarks, *self._remarks(metrics, damaged, shift, len(self) - len(lines))),
         )
 
     @property
@@ -113,13 +115,13 @@ class Rows(dict[int, dict[str, float]]):
         return any(line.metrics.keys() - BESIDE for line in self._lines.values())
 
     def _remarks(
-        self, metrics: Mapping[str, Curve], points: Mapping[str, Mapping[int, float]], shift: int, beyond: int
+        self, metrics: Mapping[str, Curve], damaged: Mapping[str, list[int]], shift: int, beyond: int
     ) -> Iterator[str]:
         """What was dropped or changed, and what is missing.
 
         Args:
             metrics: finite values by rlstab's name.
-            points: all values by rlstab's name and step.
+            damaged: see :func:`_damaged`.
             shift: by which steps were renumbered.
             beyond: number of lines whose step is out of range.
         """
@@ -132,18 +134,28 @@ class Rows(dict[int, dict[str, float]]):
             yield f"left out {counted(beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
         if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
             yield f"no line for {self.unit} {missing}"
-        damaged = []
-        for metric, values in points.items():
-            steps, (finite, _) = (
-                [step for step in values if not math.isfinite(values[step])],
-                metrics.get(metric, EMPTY),
-            )
-            # a norm has a sign of its own, and a metric may be logged now and then, and be null in most lines
-            sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
-            if steps and metric != "gradient/norm" and not sparse:
-                damaged.append(f"{metric} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on")
-        if damaged:
-            yield f"left out values that are NaN, Inf or null: {', '.join(damaged)}"
+        texts = [f"{x} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on" for x, steps in damaged.items()]
+        if texts:
+            yield f"left out values that are NaN, Inf or null: {', '.join(texts)}"
+
+
+def _damaged(
+    metrics: Mapping[str, Curve], points: Mapping[str, Mapping[int, float]]
+) -> Iterator[tuple[str, list[int]]]:
+    """Metrics, each with the steps at which a value is NaN or infinite, which is left out.
+
+    A norm has a sign of its own, and a metric may be logged now and then, and be null in most lines.
+
+    Args:
+        metrics: finite values by rlstab's name.
+        points: all values by rlstab's name and step.
+    """
+    for metric, values in points.items():
+        steps = [step for step, value in values.items() if not math.isfinite(value)]
+        finite, _ = metrics.get(metric, EMPTY)
+        sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
+        if steps and metric != "gradient/norm" and not sparse:
+            yield metric, steps
 
 
 def _finite(points: Mapping[int, float]) -> Curve:

@@ -26,7 +26,12 @@ EVIDENCE = {
     "lag": "lag",
     "block_ids": "block",
 }
-LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
+LIVE = {
+    "logprobs": "logp",
+    "entropies": "live_H",
+    "log_kept_mass": "live_mass",
+    "log_support_mass": "live_support",
+}
 
 
 def token(
@@ -63,6 +68,7 @@ def token(
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
+        "live_support": -0.4 * min(H, 1.0) + mass,
         "rollout": min(now + lag + sampled, 0.0),
         "cut": cut,
         "branch": branch,
