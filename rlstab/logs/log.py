@@ -91,7 +91,7 @@ class Rows(dict[int, dict[str, float]]):
             curves[SCORE], names[SCORE] = (steps[steps > 0], values[steps > 0]), name
             points[SCORE] = logged_scores[name]
         metrics = {metric: curve for metric, curve in curves.items() if len(curve[0])}
-        damaged = dict(_damaged(metrics, points))
+        damaged = _damaged(metrics, points)
         last = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
         return Run(
             path=path,
@@ -121,7 +121,7 @@ class Rows(dict[int, dict[str, float]]):
 
         Args:
             metrics: finite values by rlstab's name.
-            damaged: see :func:`_damaged`.
+            damaged: of :func:`_damaged`.
             shift: by which steps were renumbered.
             beyond: number of lines whose step is out of range.
         """
@@ -139,29 +139,29 @@ class Rows(dict[int, dict[str, float]]):
             yield f"left out values that are NaN, Inf or null: {', '.join(texts)}"
 
 
-def _damaged(
-    metrics: Mapping[str, Curve], points: Mapping[str, Mapping[int, float]]
-) -> Iterator[tuple[str, list[int]]]:
-    """Metrics, each with the steps at which a value is NaN or infinite, which is left out.
+def _finite(points: Mapping[int, float]) -> Curve:
+    steps, values = np.fromiter(points, np.int64, len(points)), np.fromiter(points.values(), np.float64, len(points))
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def _damaged(metrics: Mapping[str, Curve], points: Mapping[str, Mapping[int, float]]) -> dict[str, list[int]]:
+    """By metric, the steps at which a value is NaN or infinite, which is left out.
 
     A norm has a sign of its own, and a metric may be logged now and then, and be null in most lines.
 
     Args:
         metrics: finite values by rlstab's name.
-        points: all values by rlstab's name and step.
+        points: all values, by the same name and step.
     """
-    for metric, values in points.items():
-        steps = [step for step, value in values.items() if not math.isfinite(value)]
-        finite, _ = metrics.get(metric, EMPTY)
+    damaged = {}
+    for name, values in points.items():
+        steps = [step for step in values if not math.isfinite(values[step])]
+        finite, _ = metrics.get(name, EMPTY)
         sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
-        if steps and metric != "gradient/norm" and not sparse:
-            yield metric, steps
-
-
-def _finite(points: Mapping[int, float]) -> Curve:
-    steps, values = np.fromiter(points, np.int64, len(points)), np.fromiter(points.values(), np.float64, len(points))
-    finite = np.isfinite(values)
-    return steps[finite], values[finite]
+        if steps and name != "gradient/norm" and not sparse:
+            damaged[name] = steps
+    return damaged
 
 
 def _spent(lines: Mapping[int, Line], last: int) -> dict[str, Curve]:
