@@ -134,8 +134,8 @@ def _dumps(path: Path) -> list[Path]:
 def _tokens_in(path: Path) -> bool:
     """Whether a path that cannot be read should hold tokens rather than a log."""
     if is_dir(path):
-        return bool(token_files(path)) or is_file(path / "tokens.jsonl")
-    if path.suffix in (".pt", ".safetensors") or path.name == "tokens.jsonl" or path in token_files(path.parent):
+        return bool(token_files(path))
+    if path.suffix in (".pt", ".safetensors") or path in token_files(path.parent):
         return True
     head = source.text_at(path)[:SNIFFED_CHARACTERS] if path.suffix in (".json", ".jsonl") else ""
     return any(f'"{name}"' in head for name in ("token_ids", "token_loss_mask", "input", "sha256"))

@@ -19,8 +19,8 @@ from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes
 
-#: The release that reads the token traces which runs wrote before they wrote dumps.
-READS_TRACES = "rlstab 0.2.0 up to commit 62ee1c68"
+#: What to give in place of a path in which nothing can be read.
+ADVICE = "Give the folder of a dump, or of a run with tracking.dump_every."
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,8 @@ def read_dump(path: str | Path) -> Dump:
         except RlstabError as error:
             notes.append(f"step {step.number} is left out: {error}")
     if not steps:
-        raise ReportError(" ".join([f"{path}: no optimizer step in it can be read.", *notes[:3], _advice(path)]))
+        raise ReportError(" ".join([f"{path}: no optimizer step in it can be read.", *notes[:3], ADVICE]))
     return Dump(steps, notes)
-
-
-def _advice(path: Path) -> str:
-    trace = path if path.name == "tokens.jsonl" else path / "tokens.jsonl"
-    if is_file(trace):
-        return f"{trace.name} is a token trace of an older format. {READS_TRACES} reads it."
-    return "Give the folder of a dump, or of a run with tracking.dump_every."
 
 
 def _with_sampler(step: Step, notes: list[str]) -> Step:

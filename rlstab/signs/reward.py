@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import FEW, FORMS, PARTS, Curves, Metric, Sign, absent, detector, missing, present, short
+from rlstab.signs.sign import FEW, FORMS, PARTS, Curves, Metric, Sign, absent, detector, present, unjudged
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
 KEPT = 0.7
@@ -64,10 +64,10 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     """
     if step := _died(curves, metric):
         return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
-    if len(metric.steps) < SHORTEST:
-        return short(metric, SHORTEST)
-    bottom, end = metric.bottom, metric.end
-    if collapse := _lost_at_once(metric):
+    if refusal := unjudged(metric, SHORTEST):
+        return refusal
+    collapse, bottom, end = _lost_at_once(metric), metric.bottom, metric.end
+    if collapse:
         step, first = collapse
         share = (end - bottom) / (first - bottom)
         return present(step, f"{end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
@@ -89,9 +89,9 @@ def _died(curves: Curves, metric: Metric) -> int | None:
     """
     earned = int(np.flatnonzero(metric.values)[-1]) + 1 if metric.values.any() else 0
     ended = curves["response/ended"]
-    later = ended.where(ended.steps > metric.steps[earned - 1])
+    later = ended.values[ended.steps > metric.steps[earned - 1]]
     early = 0 < earned <= max(1, len(metric.values) // 10) and metric.values[:earned].mean() > 0
-    if not early or len(later.steps) < FEW or later.values.max() > BROKEN:
+    if not early or len(later) < FEW or later.max() > BROKEN:
         return None
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
 
@@ -141,8 +141,8 @@ def below_start(curves: Curves, metric: Metric) -> Sign:
 def held_out(curves: Curves, metric: Metric) -> Sign:
     """The reward pays for something other than the task."""
     reward = curves["reward/mean"]
-    if len(reward.steps) < SHORTEST:
-        return short(reward, SHORTEST) if len(reward.steps) else missing("reward/mean")
+    if refusal := unjudged(reward, SHORTEST):
+        return refusal
     text = f"{metric.end:.3g} after {metric.start:.3g}, training reward {reward.end:.3g} after {reward.start:.3g}"
     # of few evaluations no order is improbable: the best three and the last three, by the noise of neighbours
     means = np.convolve(metric.values, np.ones(FEW) / FEW, "valid")
@@ -221,8 +221,8 @@ def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
 def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
     """Where the rewards are 0 and 1 the mean reward is at least the share of solved groups."""
     reward = curves["reward/mean"]
-    if not len(reward.steps):
-        return missing("reward/mean")
+    if refusal := unjudged(reward, lines=1):
+        return refusal
     solved = reward.end >= metric.end / 2
     text = f"{metric.end:.2f} of the groups at the end, at reward {reward.end:.3g}"
     if metric.end <= ZERO_STD or solved:
@@ -243,8 +243,8 @@ def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
 def difficulty(curves: Curves, metric: Metric) -> Sign:
     """Without the share of such groups, a step without any spread shows it, or a reward next to nothing."""
     reward = curves.tasks[0]
-    if len(reward.steps) < SHAPE:
-        return short(reward, SHAPE) if len(reward.steps) else missing("reward/mean")
+    if refusal := unjudged(reward, SHAPE):
+        return refusal
     counted = metric.name == "reward/zero_std_groups"
     if not counted:
         least = 0.0 if metric.name == "reward/std" else HARD / 5

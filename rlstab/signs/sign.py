@@ -149,10 +149,8 @@ class Detector:
         metric = next((metric for name in self.reads for metric in curves.named(name) if len(metric.steps)), None)
         if metric is None:
             return missing(*self.reads)
-        if len(metric.steps) < self.lines:
-            return short(metric, self.lines)
-        sign = self.judge(curves, metric)
-        return replace(sign, from_start=sign.step == int(metric.steps[0])) if len(metric.steps) else sign
+        sign = unjudged(metric, self.lines) or self.judge(curves, metric)
+        return replace(sign, from_start=sign.step == int(metric.steps[0]))
 
 
 #: The detectors by name, in the order in which a reader looks at them.
@@ -202,9 +200,12 @@ def missing(*names: str) -> Sign:
     return Sign("", None, None, f"no {' or '.join(names)}")
 
 
-def short(metric: Metric, needed: int) -> Sign:
-    """The judgement of a curve with too few values."""
-    return Sign("", None, None, f"{metric.name} has {len(metric.steps)} values; {needed} are needed")
+def unjudged(metric: Metric, lines: int) -> Sign | None:
+    """The judgement of a curve with fewer values than are needed; None if it has enough."""
+    if len(metric.steps) >= lines:
+        return None
+    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
+    return Sign("", None, None, text) if len(metric.steps) else missing(metric.name)
 
 
 def moved(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlstab.cli import main
 from rlstab.look.gradient import traces_of
 from rlstab.record import Header, Step, read_dump
 from rlstab.record.step import joined, rank_of
@@ -45,16 +44,6 @@ def test_the_export_of_prime_rl_says_what_its_loss_did(tmp_path: Path) -> None:
     assert seen.clipped.tolist() == [False, False, True]
     assert step.batch.entropies is not None
     assert step.batch.entropies[-1].isnan()
-
-
-def test_an_old_token_trace_names_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = '{"format": 2, "rollout": 1, "sequence_id": 0, "tokens": ["a"], "ids": [1], "logprobs": [-1.0]}\n'
-    (tmp_path / "tokens.jsonl").write_text(line)
-    for command in (["look", str(tmp_path)], ["look", str(tmp_path / "tokens.jsonl")]):
-        assert main(command) == 2
-        error = capsys.readouterr().err
-        assert "62ee1c68" in error
-        assert error.count("\n") == 1
 
 
 def test_a_text_of_a_megabyte_is_cut() -> None:
