@@ -320,4 +320,7 @@ def make_step(
     # drawn last, so that everything else in a step stays what it was without these signals
     evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
     evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
+    evidence["turn"] = (position // 3).double()
+    rewards = torch.rand((rows, 1 + int(position.max()) // 3 if count else 1), generator=rng, dtype=torch.float64)
+    evidence["turn_reward"] = (4 * rewards).floor()[sequence, position // 3]
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

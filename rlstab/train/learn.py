@@ -77,6 +77,7 @@ class Learner:
             responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))
             stat, after = advance(stage, responses, state, self.comm, metrics)
             raw = stage.advantages(responses, stat, state)
+            raw = rollout.unpacked(raw) if isinstance(raw, Tensor) and raw.shape == rollout.response_mask.shape else raw
         shapes = [(len(rollout),), tuple(rollout.response_mask.shape)]
         advantages = checked_output(raw, f"'{stage.name}': advantages", shapes, MethodError).double().float()
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
@@ -86,12 +87,13 @@ class Learner:
         fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
         if fresh:
             evidence = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
+            evidence = {name: rollout.packed(values) for name, values in evidence.items()}
         for name in needs - fresh - rollout.responses.extra.keys():
             if name == "squared_gradient":
                 unequal = ~rollout.responses.even
                 evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
             else:
-                evidence[name] = rollout.signals[name]
+                evidence[name] = rollout.packed(rollout.signals[name])
         return evidence
 
     # -- optimizer steps ---------------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
         size: rows in a micro-batch.
     """
     assert rollout.advantages is not None
-    masks = rollout.sequences.prompt_mask, rollout.sequences.response_mask
+    masks = rollout.sequences.prompt_mask, rollout.sequences.context
     prompt, response = torch.stack([mask.sum(-1) for mask in masks])[:, rows]
     idle = rollout.advantages[rows] == 0
     if idle.ndim == 2:

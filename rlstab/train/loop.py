@@ -134,7 +134,7 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids", "turn", "turn_reward"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         cure=lambda name, live: "pass rlstab.train.train a function that makes it, in signals",
@@ -220,6 +220,7 @@ class Trainer:
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
         self.generator.require_blocks()
+        self.generator.require_turns()
         self.learner = Learner(self.engine, run, comm, main=self.main)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
