@@ -26,7 +26,7 @@ from rlstab.errors import ConfigError, MethodError
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.record.effects import what_methods_did
-from rlstab.record.writer import Recorder, settings_of, tensors_of
+from rlstab.record.writer import Recorder, settings_of, tensors_of, with_replies
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
 from rlstab.train.generate import advance, checked_output, count_nonfinite
@@ -247,11 +247,12 @@ class Learner:
             if recorder is not None and step.plan is not None:
                 sequences, scale = micro_batch.sequences, self.engine.loss_scale
                 tensors = tensors_of(batch, live, sequences.response_ids) | what_methods_did(step.plan, batch, live)
+                tensors, index = with_replies(tensors, sequences.response_ids, sequences.response_mask)
                 tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
                 tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
                 row = (batch.here.sequence_ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]
                 tensors["rewards"] = rollout.rewards[row].float()
-                recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
+                recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale, index)
             self.engine.backward(loss if outputs else None)
             # an output that no term differentiates has no gradient
             gradients = [output.grad != 0 for output in outputs if output.grad is not None]

@@ -14,6 +14,7 @@ from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
+from rlstab.core.turns import turns_of
 from rlstab.errors import ShapeError, kind_of
 from rlstab.hosts import facts
 from rlstab.signals import SIGNAL_NAMES
@@ -144,6 +145,8 @@ def batch_of(
     named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
     if "truncated" in needs:
         named["truncated"] = truncated(inputs, ends)
+    if "turn" in needs:
+        named["turn"] = turns_of(mask).to(anchor.device)
     extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
     for name, provider in providers.items():
         if name in needs:

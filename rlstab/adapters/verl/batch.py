@@ -17,6 +17,7 @@ from rlstab.adapters.identity import hashes
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.turns import turns_of
 from rlstab.hosts import facts
 from rlstab.record.writer import tensors_of
 
@@ -84,7 +85,7 @@ class MiniBatch:
         """
         needs = objective.needs
         signals, lost = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
-        made = {"truncated": self.truncated, **self.evidence}
+        made = {"truncated": self.truncated, "turn": turns_of(self.mask), **self.evidence}
         signals |= {name: values for name, values in made.items() if name in {"logprobs", "entropies", *needs}}
         signals |= {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
         signals |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}

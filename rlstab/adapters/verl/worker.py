@@ -291,7 +291,7 @@ def require_from(config: Any, objective: Composition) -> None:
         MissingSignal: names the method, the signal and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    given = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
+    given = BY_ENGINE | {"truncated", "branch", "turn"} | (frozenset() if fused else FROM_LOGITS)
     given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
