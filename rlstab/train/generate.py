@@ -23,9 +23,10 @@ from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
+from rlstab.core.objective import active_methods
 from rlstab.core.stats import Settled
 from rlstab.core.turns import turns_of
-from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
+from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
@@ -108,18 +109,25 @@ class Generator:
             MissingSignal: the task has no turns, or no rewards of turns.
             ConfigError: the task has turns, and blocks are read; or it is flaky, which affects no rewards of turns.
         """
-        needs, name = self.run.composition.needs | self.stages.needs, self.task.name
-        read = (needs & TURNS) - self.signals.keys()
-        if read and not replies(self.task):
-            raise MissingSignal(
-                f"'{min(read)}' is read, and the task '{name}' has one turn. Give it `reply`, see rlstab.tasks.HasTurns."
-            )
-        if "turn_reward" in read and not has_turn_rewards(self.task):
-            raise MissingSignal(f"'turn_reward' is read, and the task '{name}' does not have it. Give it `turn_rewards`.")
-        if read - {"turn"} and flaky_share(self.task):
-            raise ConfigError(f"'{min(read - {'turn'})}' is read, of which '{name}' loses none. Set task.flaky to 0.")
-        if self.blocks and replies(self.task):
-            raise ConfigError(f"blocks are read, and the task '{name}' has several turns. Use the reward of each turn.")
+        several = replies(self.task)
+        if self.blocks and several:
+            raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
+        for reader in (*active_methods(self.run.composition), *self.stages):
+            read = reader.needs & TURNS - self.signals.keys()
+            if read and not several:
+                raise MissingSignal(
+                    f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "
+                    f"task `reply`, see rlstab.tasks.HasTurns."
+                )
+            if "turn_reward" in read and not has_turn_rewards(self.task):
+                raise MissingSignal(
+                    f"'{reader.name}' reads 'turn_reward', and '{self.task.name}' rewards no turns. Give the task "
+                    f"`turn_rewards`, see rlstab.tasks.HasTurns."
+                )
+            if read and flaky_share(self.task):
+                raise ConfigError(
+                    f"'{reader.name}' reads turns, whose rewards '{self.task.name}' does not lose. Set task.flaky to 0."
+                )
 
     def require_blocks(self) -> None:
         """Check that the task provides the blocks that are read.

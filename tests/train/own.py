@@ -63,9 +63,9 @@ class Talking(Graded):
     """Two replies, of one and of two tokens; a turn earns by its number and by the length of what was said."""
 
     def reply(self, example: Example, completion: str) -> str | None:
-        if "8" in completion[-3:]:
+        if sum(map(ord, completion)) % 5 == 0:
             raise ValueError("no reply to [this]")
-        return {1: "+", 2: "12"}.get(completion.count("="))
+        return {1: "+", 2: "12"}.get(completion.count("=") + completion.count("$"))
 
     def turn_rewards(self, example: Example, completion: str) -> list[float]:
         return [len(completion) % (2 + turn) for turn in range(3)]

@@ -60,7 +60,7 @@ def test_what_comes_after_a_reply_is_sampled_given_all_that_was_said() -> None:
     said = policy.encode_text("12,")
 
     def reply(example: Example, answer: Sequence[int]) -> list[int] | None:
-        return said if policy.decode([*answer]).count("=") < 3 else None
+        return said if policy.decode([*answer]).count("12,") < 2 else None
 
     rollout = sampled(policy, reply, 6)
     turns, context = turns_of(rollout.response_mask), rollout.sequences.context
@@ -73,16 +73,15 @@ def test_what_comes_after_a_reply_is_sampled_given_all_that_was_said() -> None:
     for row, answer in enumerate(rollout.answers()):
         count = int(turns[row][rollout.response_mask[row]].max()) + 1
         text = policy.decode(answer)
-        assert text.count("=12,") == count - 1
+        assert text.count("12,") >= count - 1
         assert len(answer) <= 24
-        # no turn is cut off by the stop text of the one before
-        assert bool(rollout.responses.ended[row]) == (text.endswith(("=", "$")) and text.count("12,=") == 0) or count
+        assert bool(rollout.responses.ended[row]) == text.endswith(("=", "$"))
         assert float(rollout.responses.lengths[row]) == len(answer) - 3 * (count - 1)
     for size in (1, 4):
         alone = sampled(policy, reply, size)
         assert alone.answers() == rollout.answers()
         assert torch.equal(alone.responses.ended, rollout.responses.ended)
-    some = rollout.rows(torch.tensor([4, 1]))
+    some = replace(rollout, texts=[""] * 6).rows(torch.tensor([4, 1]))
     assert some.answers() == [rollout.answers()[row] for row in (4, 1)]
     packed = rollout.packed(rollout.signals["logprobs"])
     for row, length in enumerate(rollout.responses.lengths.long().tolist()):
@@ -175,9 +174,9 @@ def test_every_turn_is_learnt_recorded_and_looked_at(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    (["clip_higher", "turn_credit"], {}, MissingSignal, "'turn' is read, .* has one turn. Give it `reply`"),
-    ("clip_higher", {"stages": ["gigpo"]}, MissingSignal, "'turn' is read, .* has one turn"),
-    (["clip_higher", "turn_credit"], TALK | {"task": of_user("Silent")}, MissingSignal, "Give it `turn_rewards`"),
+    (["clip_higher", "turn_credit"], {}, MissingSignal, "'turn_credit' reads 'turn', .* Give the task `reply`"),
+    ("clip_higher", {"stages": ["gigpo"]}, MissingSignal, "'gigpo' reads 'turn', .* have one turn"),
+    (["clip_higher", "turn_credit"], TALK | {"task": of_user("Silent")}, MissingSignal, "Give the task `turn_rewards`"),
     (["clip_higher", "turn_credit"], TALK | {"task": of_user("Lossy")}, ConfigError, "Set task.flaky to 0"),
     (["clip_higher", "block_mean"], TALK | {"task": of_user("Blocky")}, ConfigError, "blocks are read"),
     (
