@@ -184,9 +184,7 @@ def tensors_of(
     }
 
 
-def with_replies(
-    tensors: Mapping[str, Tensor], response_ids: Tensor, mask: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
+def with_replies(tensors: Mapping[str, Tensor], response_ids: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a micro-batch with the replies between its turns, which count in no loss; 0 in other columns.
 
     Args:
@@ -202,7 +200,13 @@ def with_replies(
     index = (ours.cumsum(0) - 1).clamp(min=0)
     tokens = {name: values for name, values in tensors.items() if name in BY_TOKEN or name.startswith(DID)}
     wider = {name: torch.where(ours, values.cpu()[index], 0) for name, values in tokens.items()}
-    return {**tensors, **wider, "ids": response_ids[context], "mask": ours.to(torch.uint8), "lengths": context.sum(1)}, index
+    return {
+        **tensors,
+        **wider,
+        "ids": response_ids[context],
+        "mask": ours.to(torch.uint8),
+        "lengths": context.sum(1),
+    }, index
 
 
 def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:
