@@ -37,23 +37,9 @@ FOLDERS = ("rlstab", "examples", ".ci")
 #: Rooms and files of rlstab/ that are still to be converted.
 PENDING = (
     "adapters",
-    "bins.py",
-    "cli.py",
-    "console.py",
-    "errors.py",
-    "extras.py",
-    "hosts.py",
-    "kl_estimators.py",
-    "logs",
-    "look",
-    "preflight.py",
-    "record",
-    "report",
-    "safe_read.py",
-    "testing/compare.py",
-    "testing/cut_free.py",
-    "testing/laws.py",
-    "train/checkpoint.py",
+    "look/host_loss.py",
+    "look/page.py",
+    "look/recorded_loss.py",
 )
 
 

@@ -101,7 +101,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     positions = torch.cat([batch.position for batch in batches])
     width = -(-(int(positions.max()) + 1) // BINS)
     bins = positions // width
-    held, counts = _shares(bins, sizes, BINS)
+    by_position, counts = _shares(bins, sizes, BINS)
     turn = torch.cat([step.turns for step in steps])
     groups: Counter[tuple[int, int]] = Counter()
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
@@ -116,7 +116,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
         half_groups=_half(torch.tensor(list(groups.values()), dtype=torch.float64)),
         groups=len(groups),
         without=_without(steps, shares),
-        positions=list(zip(held, counts, strict=True)),
+        positions=list(zip(by_position, counts, strict=True)),
         bin_width=width,
         turns=list(zip(*_shares(turn, sizes, 0), strict=True)) if bool(turn.any()) else [],
         largest=list(_largest(steps, torch.cat(list(shares)))),
@@ -199,9 +199,9 @@ def _did(step: Step) -> dict[str, Tensor]:
         return {}
     if len(traced) > 1:  # micro-batches, whose tokens are those of the step in another order
         return {}
-    seen = traced[0][1]
-    dropped = {"beyond the clip range": seen.clipped}
-    for method in seen.methods.values():
+    (_, effects), *_ = traced
+    dropped = {"beyond the clip range": effects.clipped}
+    for method in effects.methods.values():
         if method.weight is not None:
             dropped[f"weight 0 by {method.name}"] = method.weight == 0
         if "dropped" in method.actions:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.config import dump_objective
 from rlstab.core.batch import TokenBatch, layout_of
@@ -26,7 +27,7 @@ from rlstab.core.saved_state import dump_state
 from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
-from rlstab.record.step import BY_TOKEN, CORRECTION, DID, Header, HostLoss, together
+from rlstab.record.step import BY_TOKEN, CORRECTION, DID, MOST_KEPT, Header, HostLoss, together
 
 #: The tokenizer of the model, in the same folder as the steps.
 TOKENIZER = "tokenizer.json"
@@ -50,11 +51,11 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
 
     data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     folder.mkdir(parents=True, exist_ok=True)
-    whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
+    header = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
     path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
     path.unlink(missing_ok=True)  # or it would describe other tensors
     replace_file(path.with_suffix(".safetensors"), data)
-    replace_file(path, whole.model_dump_json(indent=1))
+    replace_file(path, header.model_dump_json(indent=1))
     return path
 
 
@@ -151,7 +152,11 @@ class Recorder:
 
 
 def tensors_of(
-    batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor, had: Mapping[str, Tensor] | None = None
+    batch: TokenBatch,
+    live: PolicyOutputs,
+    response_ids: Tensor,
+    had: Mapping[str, Tensor] | None = None,
+    support: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of a micro-batch; :func:`rlstab.record.effects.what_methods_did` adds to them.
 
@@ -160,19 +165,29 @@ def tensors_of(
         live: outputs that the loss is made of.
         response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
         had: ``(B, T)`` signals that the trainer had for these rows and the loss may not read.
+        support: ``(B, T, K)`` ids of the tokens that the sampler kept, of which at most 64 a token are recorded.
     """
     index = layout_of(batch.here).index
     names = {CORRECTION: "weights", **dict.fromkeys(BY_TOKEN)}
     tokens = {names[name] or name: values for name, values in batch.here.per_token() if name in names}
     if batch.live_ratio:
         del tokens["old_logprobs"]
-    given = {name: values for name, values in vars(live).items() if values is not None}
-    here, there = (on_cpu([*tensors.values()]) for tensors in (tokens, given))  # to compare them
-    tokens = dict(zip(tokens, here, strict=True))
-    for name, values in zip(given, there, strict=True):
-        if name not in tokens or not torch.equal(values, tokens[name]):
-            tokens[f"live_{name}"] = values
+    tokens |= {f"live_{name}": values for name, values in vars(live).items() if values is not None}
+    tokens = dict(zip(tokens, on_cpu([*tokens.values()]), strict=True))  # to compare them
+    repeated = [
+        name
+        for name, values in tokens.items()
+        if name.startswith("live_") and (evidence := tokens.get(name.removeprefix("live_"))) is not None
+        if torch.equal(values, evidence)
+    ]
+    for name in repeated:
+        del tokens[name]
     extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
+    if support is not None and support.shape[-1]:
+        kept = support.flatten(0, 1)[index].int()
+        many = (kept >= 0).sum(1, keepdim=True) > MOST_KEPT
+        kept = pad(kept, (0, MOST_KEPT - kept.shape[1]), value=-1)  # cuts off what is beyond
+        extra["support"] = kept.masked_fill(many, -2)
     return {
         **tokens,
         **extra,
@@ -196,15 +211,17 @@ def with_replies(tensors: Mapping[str, Tensor], response_ids: Tensor, mask: Tens
         the tensors, and ``(N,)`` int64, which of the ``n`` tokens of the loss each is, any for a reply.
     """
     context = context_of(mask)
-    ours = mask[context]
-    index = (ours.cumsum(0) - 1).clamp(min=0)
+    reply = ~mask[context]
+    index = ((~reply).cumsum(0) - 1).clamp(min=0)
     tokens = {name: values for name, values in tensors.items() if name in BY_TOKEN or name.startswith(DID)}
-    wider = {name: torch.where(ours, values.cpu()[index], 0) for name, values in tokens.items()}
+    wider = {name: values.cpu()[index] for name, values in tokens.items()}
+    for name, values in wider.items():
+        values[reply] = -1 if name == "support" else 0
     return {
         **tensors,
         **wider,
         "ids": response_ids[context],
-        "mask": ours.to(torch.uint8),
+        "mask": (~reply).to(torch.uint8),
         "lengths": context.sum(1),
     }, index
 

@@ -1,4 +1,5 @@
-"""Per-token signals of the next-token distribution: log-prob, entropy, max log-prob, kept mass, sum of squares.
+"""Per-token signals of the next-token distribution: log-prob, entropy, max log-prob, kept mass, support mass,
+sum of squares.
 
 The only place where a vocabulary is touched. Everything downstream sees ``(N,)`` float32 fields.
 
@@ -18,6 +19,7 @@ from rlstab.core.devices import sent
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
+from rlstab.signals.support import as_support
 from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals, wide
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "SIGNAL_NAMES",
     "TRAINER_SIGNALS",
     "TokenSignals",
+    "as_support",
     "slow_bf16",
     "token_signals",
     "token_signals_from_logits",
@@ -50,6 +53,7 @@ def token_signals(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     min_p: float | None = None,
+    support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
 ) -> TokenSignals:
@@ -67,15 +71,17 @@ def token_signals(
         logit_scale: multiplies the output of the head.
         softcap: c of a final ``c * tanh(logits / c)``, before the temperature.
         min_p: defines ``log_kept_mass``.
+        support: ``(N, K)`` ids of the tokens that the sampler kept, see :func:`as_support`; defines
+            ``log_support_mass``.
         rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
         check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
             they are known to be in it, such as inputs of the same model.
 
     Raises:
         ShapeError: shapes or dtypes do not fit.
-        MissingSignal: no such signal.
+        MissingSignal: no such signal, or ``log_support_mass`` without a support.
         OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have, or
-            ``log_kept_mass`` without a ``min_p`` in (0, 1].
+            ``log_kept_mass`` without a ``min_p`` in (0, 1]; or a token is not in its support.
         RlstabError: in the backward, if a second derivative is asked for.
     """
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
@@ -93,7 +99,7 @@ def token_signals(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
-    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows, check_ids)
+    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, support, rows, check_ids)
     values = HeadSignals.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
@@ -107,13 +113,14 @@ def token_signals_from_logits(
     temperature: float | Tensor = 1.0,
     needs: Set[str] = frozenset({"logprobs", "entropies"}),
     min_p: float | None = None,
+    support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
 ) -> TokenSignals:
     """Signals from ``(N, V)`` logits that already exist; they are not modified. See :func:`token_signals`."""
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
-    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows, check_ids)
+    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, support, rows, check_ids)
     values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]  # as above
     return _record(values, rows or {})
 
@@ -134,6 +141,7 @@ def _ask(
     temperature: float | Tensor,
     needs: Set[str],
     min_p: float | None,
+    support: Tensor | None,
     rows: Mapping[str, Tensor] | None,
     check_ids: bool,
 ) -> tuple[Ask, float | Tensor]:
@@ -155,11 +163,33 @@ def _ask(
         raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
     if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
         raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
+    if "log_support_mass" in needs:
+        _check_support(support, source, vocab, token_ids, check_ids)
     if check_ids and "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < vocab)).all()):
         raise OutOfRange(f"a token id is not in [0, {vocab}), the vocabulary. Leave out the rows without a token.")
     temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
     height = ROWS if source.device.type == "cpu" else GPU_ROWS
-    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS), temperature
+    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS, support), temperature
+
+
+def _check_support(support: Tensor | None, source: Tensor, vocab: int, token_ids: Tensor, check_ids: bool) -> None:
+    if support is None:
+        raise MissingSignal(
+            "log_support_mass needs support=, the tokens that the sampler kept at each token. Have the sampler return "
+            "them (vLLM: return_sampling_mask) and write support=as_support(ids, offsets=...)."
+        )
+    if support.ndim != 2 or support.shape[0] != source.shape[0] or support.is_floating_point():
+        raise ShapeError(
+            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected (N, K) "
+            f"token ids. See as_support."
+        )
+    if check_ids and support.numel():
+        outside = (support >= 0).any(1) & ~(support == token_ids.unsqueeze(1)).any(1)
+        if bool(outside.any()) or int(support.max()) >= vocab:
+            raise OutOfRange(
+                f"{int(outside.sum())} tokens are not in their support, or an id is not in [0, {vocab}), the "
+                f"vocabulary: the supports are not those of these tokens. Align them, one row for each token."
+            )
 
 
 def _record(signals: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:

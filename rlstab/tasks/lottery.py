@@ -12,7 +12,7 @@ from rlstab.tasks.task import Example
 
 @dataclass(eq=False)
 class Lottery(Chain):
-    """Prompts like `Q4+7-2=4+7=11;11-2=9;A`, a sum worked out: the policy names a number, the environment replies `A`, and it names another.
+    """Prompts like `Q4+7-2=4+7=11;11-2=9;A`: the policy names a number, the environment replies `A`, it names another.
 
     In the first turn an even number wins 1, whatever the sum is. In the second turn the policy wins ``stake`` if a hash
     of the prompt and of what it writes is odd, which nothing that it learns can predict. The score is the sum of both:

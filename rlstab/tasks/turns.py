@@ -60,7 +60,8 @@ def turn_evidence(
 
     Args:
         task: gives the rewards of turns; without ``turn_rewards`` the last turn earns all.
-        examples, texts: of each response, as the task sees them.
+        examples: of each response.
+        texts: of each response, as the task sees it.
         ids: ``(S, T)`` int64 tokens of responses and replies.
         mask: ``(S, T)`` bool, the tokens that the policy wrote.
         rewards: ``(S,)`` of whole responses.

@@ -22,7 +22,7 @@ _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 #: Kinds of optimizer steps that have broken methods before.
 KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
 #: Log-probs, which are at most 0.
-LOGS = frozenset({*LOGPROBS, "log_kept_mass"})
+LOGS = frozenset({*LOGPROBS, "log_kept_mass", "log_support_mass"})
 
 
 def in_domain(name: str, values: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
-        live: ``logprobs``, ``entropies``, ``log_kept_mass``.
+        live: ``logprobs``, ``entropies``, ``log_kept_mass``, ``log_support_mass``.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
@@ -320,6 +320,9 @@ def make_step(
     # drawn last, so that everything else in a step stays what it was without these signals
     evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
     evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
+    evidence["log_support_mass"] = uniform(-0.3, 0.0)
+    # at least the probability of the token itself, which the sampler kept
+    live["log_support_mass"] = torch.maximum(live["logprobs"], 1.1 * evidence["log_support_mass"])
     evidence["turn"] = (position // 3).double()
     rewards = torch.rand((rows, 1 + int(position.max()) // 3 if count else 1), generator=rng, dtype=torch.float64)
     evidence["turn_reward"] = (4 * rewards).floor()[sequence, position // 3]

@@ -42,6 +42,7 @@ from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
+from rlstab.core.validate import LIVE
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
@@ -135,7 +136,7 @@ def train(
     require_signals(
         run.composition,
         provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids", "turn", "turn_reward"},
-        live=frozenset({"entropies", "log_kept_mass"}),
+        live=frozenset(LIVE),
         host="the trainer",
         cure=lambda name, live: "pass rlstab.train.train a function that makes it, in signals",
     )
@@ -326,8 +327,8 @@ class Trainer:
         start = time.perf_counter()
         with self.engine.gathered_policy() as policy:
             values = evaluate(policy, self.generator)
-            if self.run.evaluation.sampler and self.sampler.differs:
-                sampled = evaluate(self.sampler.refreshed(policy), self.generator)
+            if self.run.evaluation.sampler and (self.sampler.differs or self.run.rollout.cut):
+                sampled = evaluate(self.sampler.refreshed(policy), self.generator, cut=True)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 

@@ -37,8 +37,9 @@ def sample(
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
     reply: Reply | None = None,
+    keeps_support: bool = False,
 ) -> Iterator[Rollout]:
-    """Sample one response to each example from the full distribution, batch by batch.
+    """Sample one response to each example, batch by batch.
 
     Each token is drawn by inverting the distribution function at a random number that depends only on ``(seed, sequence
     id, position)``, so a response does not depend on its batch or rank. A prompt that occurs several times in a batch
@@ -56,6 +57,7 @@ def sample(
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
         reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
+        keeps_support: return the tokens that top-p and top-k kept.
 
     Yields:
         each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
@@ -75,7 +77,7 @@ def sample(
     )
     prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
     room = settings.max_new_tokens - planned.given
-    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
+    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy, keeps_support)
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
         part = planned.select(span)
@@ -125,13 +127,16 @@ def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: De
     wider = 0, max(0, int(given.max()) + added - rollout.response_ids.shape[1])
     response_ids = pad(rollout.response_ids, wider, value=policy.pad_id)
     response_mask = pad(rollout.response_mask, wider)
+    kept, new = rollout.sequences.support, out.sequences.support
+    support = pad(kept, (0, max(0, new.shape[2] - kept.shape[2]), *wider), value=-1)
     signals = {name: pad(values, wider) for name, values in rollout.signals.items()}
     for index, (row, tokens) in enumerate(begun.items()):
         response_ids[row, : len(tokens)] = torch.tensor(tokens)
         span = slice(len(tokens), len(tokens) + added)
         response_ids[row, span] = out.sequences.response_ids[index]
         response_mask[row, span] = out.sequences.response_mask[index]
+        support[row, span, : new.shape[2]] = new[index]
         for name, values in signals.items():
             values[row, span] = out.signals[name][index]
-    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask)
+    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, support=support)
     return replace(rollout, sequences=sequences, signals=signals), out.ended

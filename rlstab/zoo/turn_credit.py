@@ -111,8 +111,8 @@ class TurnCredit(TokenObjective):
     def in_words(self) -> dict[str, str]:
         unit = " in standard deviations of these" if self.normalise else ""
         return {
-            "bonus": f"Add {self.coefficient} times what its turn earned beyond the mean of that turn in the group{unit} "
-            f"to the advantage of a token."
+            "bonus": f"Add {self.coefficient} times what its turn earned beyond the mean of that turn in the group"
+            f"{unit} to the advantage of a token."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:

@@ -28,7 +28,12 @@ EVIDENCE = {
     "turn": "turn",
     "turn_reward": "earned",
 }
-LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
+LIVE = {
+    "logprobs": "logp",
+    "entropies": "live_H",
+    "log_kept_mass": "live_mass",
+    "log_support_mass": "live_support",
+}
 
 
 def token(
@@ -67,6 +72,7 @@ def token(
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
+        "live_support": -0.4 * min(H, 1.0) + mass,
         "rollout": min(now + lag + sampled, 0.0),
         "cut": cut,
         "branch": branch,

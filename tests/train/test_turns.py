@@ -10,7 +10,7 @@ import torch
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.turns import context_of, turns_of
-from rlstab.errors import ConfigError, MissingSignal
+from rlstab.errors import ConfigError, MissingSignal, OutOfRange
 from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.models.policy import load_policy
 from rlstab.record import read_dump
@@ -133,22 +133,25 @@ def test_evidence_of_turns() -> None:
     assert "for 3 turns" in errors[0]
 
 
-def test_the_lottery_scores_both_turns_and_holds_no_draw_where_it_evaluates() -> None:
-    task = Lottery(stake=4.0)
-    won = 0
+def test_the_lottery_scores_both_turns_and_draws_nothing_where_it_evaluates() -> None:
+    task, won = Lottery(terms=3, stake=4.0), 0
     for index in range(40):
         example, held = task.example("train", index), task.example("eval", index)
-        right = f"A{sum(example.answer.terms)}$"
-        assert task.reply(example, right) == "A"
-        assert task.reply(example, f"{right}A3$") is None
-        assert task.reply(example, "A3") is None
-        first, second = task.turn_rewards(example, f"{right}A3$")
-        assert (first, task.score(example, f"{right}A3$")) == (1.0, 1.0 + second)
-        assert task.turn_rewards(example, f"{right}A3") == [1.0, 0.0]
+        problem, steps = example.prompt.split("=", 1)
+        assert steps.count(";") == 2
+        assert eval(problem[1:]) == int(steps.split(";")[1].split("=")[1])  # digits, plus and minus
+        assert task.reply(example, "7$") == "A"
+        assert task.reply(example, "7$A3$") is task.reply(example, "7") is None
+        second = task.turn_rewards(example, "8$A3$")[1]
         assert second in (0.0, 4.0)
         won += second > 0
-        assert task.score(held, f"A{sum(held.answer.terms)}$A3$") == 1.0
+        for first, wins in (("8", 1), ("-12", 1), ("7", 0), ("", 0), ("128", 0), ("8;", 0)):
+            assert task.turn_rewards(example, f"{first}$A")[:2] == [wins, 0]
+            assert task.score(held, f"{first}$A3$") == wins
+        assert task.score(example, "8$A3$") == 1 + second
     assert 10 < won < 30
+    with pytest.raises(OutOfRange, match="`stake` 0 to"):
+        Lottery(stake=-1.0)
 
 
 def test_every_turn_is_learnt_recorded_and_looked_at(tmp_path: Path) -> None:
