@@ -114,13 +114,13 @@ class GiGPO(AdvantageEstimator):
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         returns, states = responses.evidence("turn_rewards").double().clone(), responses.evidence("turn_states")
-        for turn in reversed(range(returns.shape[1] - 1)):
-            returns[:, turn] += self.gamma * returns[:, turn + 1]
-        of_turns, there = torch.zeros_like(returns), states > 0
-        of_turns[there] = grpo(returns[there], _anchors(responses)[there], std=self.std, epsilon=self.epsilon)
-        whole = grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon)
+        for index in reversed(range(returns.shape[1] - 1)):
+            returns[:, index] += self.gamma * returns[:, index + 1]
+        of_turns, present = torch.zeros_like(returns), states > 0
+        of_turns[present] = grpo(returns[present], _anchors(responses)[present], std=self.std, epsilon=self.epsilon)
+        of_episodes = grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon)
         turn = responses.evidence("turn").long().clamp(0, max(returns.shape[1] - 1, 0))
-        return whole.unsqueeze(-1) + self.weight * of_turns.gather(1, turn)
+        return of_episodes.unsqueeze(-1) + self.weight * of_turns.gather(1, turn)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """The share of turns that began in a state of no other turn."""

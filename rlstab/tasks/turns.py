@@ -34,8 +34,8 @@ def reply_tokens(
 ) -> list[int] | None:
     """The tokens of a reply to an answer; None if there is none, or if the task failed, which ends the response."""
     try:
-        said = task.reply(example, text)
-        tokens = None if said is None else encode(said)
+        reply = task.reply(example, text)
+        tokens = None if reply is None else encode(reply)
         if tokens is not None and not tokens:
             raise DataError("`reply` returned a text without a token. Return None to end the response.")
     except Exception as error:  # tasks are user code, and a tokenizer may lack a character
@@ -67,7 +67,7 @@ def turn_evidence(
         rewards: ``(S,)`` of whole responses.
         failed: takes an error of the task; all turns of that response earn 0.
     """
-    turns, said = turns_of(mask), context_of(mask) & ~mask
+    turns, replied = turns_of(mask), context_of(mask) & ~mask
     counts = torch.where(mask, turns + 1, 0).amax(-1).tolist() if mask.numel() else []
     earned = torch.zeros((len(examples), max(counts, default=0)), dtype=torch.float64)
     states = torch.zeros(earned.shape, dtype=torch.int64)
@@ -75,7 +75,7 @@ def turn_evidence(
         rewards_of_turns = _rewards(task, example, text, count, float(rewards[row]), failed)
         earned[row, :count] = torch.tensor(rewards_of_turns, dtype=torch.float64)
         for turn in range(count):  # no reply comes before the first one
-            reply = ids[row][said[row] & (turns[row] == turn - 1)]
+            reply = ids[row][replied[row] & (turns[row] == turn - 1)]
             states[row, turn] = 1 + zlib.crc32(reply.numpy().tobytes())
     return {"turn_rewards": earned, "turn_states": states}
 

@@ -109,12 +109,11 @@ class Generator:
             MissingSignal: the task has no turns, or no rewards of turns.
             ConfigError: the task has turns, and blocks are read; or it is flaky, which affects no rewards of turns.
         """
-        several = replies(self.task)
-        if self.blocks and several:
+        if self.blocks and replies(self.task):
             raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
         for reader in (*active_methods(self.run.composition), *self.stages):
             read = reader.needs & TURNS - self.signals.keys()
-            if read and not several:
+            if read and not replies(self.task):
                 raise MissingSignal(
                     f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "
                     f"task `reply`, see rlstab.tasks.HasTurns."

@@ -109,8 +109,7 @@ def _another_turn(rollout: Rollout, rows: Tensor, decoder: Decoder, reply: Reply
                 begun[row] = [*answers[row], *tokens]
     rows = torch.tensor([*begun], dtype=torch.int64)
     if begun:
-        rollout, more = _with_turn(rollout, begun, decoder)
-        ended[rows] = more
+        rollout, ended[rows] = _with_turn(rollout, begun, decoder)
     lengths = rollout.response_mask.sum(-1).double()
     return replace(rollout, responses=replace(rollout.responses, lengths=lengths, ended=ended)), rows
 
@@ -119,23 +118,23 @@ def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: De
     """Sample on after the tokens that some answers begin with, by row; and ``(n,)`` bool, whether each ended."""
     policy, rows, begins = decoder.policy, torch.tensor([*begun]), [*begun.values()]
     ids, mask = policy.encode([rollout.examples[row] for row in begun], decoder.settings, begins)
-    given = torch.tensor([len(tokens) for tokens in begins])
-    room, ids_of_rows = decoder.settings.max_new_tokens - given, rollout.sequence_ids[rows]
+    lengths = torch.tensor([len(tokens) for tokens in begins])
+    room, ids_of_rows = decoder.settings.max_new_tokens - lengths, rollout.sequence_ids[rows]
     # a stop text of the turn before does not end this one
     out = decoder.batch(ids, mask, torch.arange(len(rows)), ids_of_rows, room, [()] * len(rows))
     added = out.sequences.response_ids.shape[1]
-    wider = 0, max(0, int(given.max()) + added - rollout.response_ids.shape[1])
+    wider = 0, max(0, int(lengths.max()) + added - rollout.response_ids.shape[1])
     response_ids = pad(rollout.response_ids, wider, value=policy.pad_id)
     response_mask = pad(rollout.response_mask, wider)
-    kept, new = rollout.sequences.support, out.sequences.support
-    support = pad(kept, (0, max(0, new.shape[2] - kept.shape[2]), *wider), value=-1)
+    support, added_support = rollout.sequences.support, out.sequences.support
+    support = pad(support, (0, max(0, added_support.shape[2] - support.shape[2]), *wider), value=-1)
     signals = {name: pad(values, wider) for name, values in rollout.signals.items()}
     for index, (row, tokens) in enumerate(begun.items()):
         response_ids[row, : len(tokens)] = torch.tensor(tokens)
         span = slice(len(tokens), len(tokens) + added)
         response_ids[row, span] = out.sequences.response_ids[index]
         response_mask[row, span] = out.sequences.response_mask[index]
-        support[row, span, : new.shape[2]] = new[index]
+        support[row, span, : added_support.shape[2]] = added_support[index]
         for name, values in signals.items():
             values[row, span] = out.signals[name][index]
     sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, support=support)
