@@ -7,7 +7,14 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
-from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
+from rlstab.config.settings import (
+    TASK_GROUP,
+    ChainSettings,
+    CountdownSettings,
+    LotterySettings,
+    TaskSettings,
+    UserTaskSettings,
+)
 from rlstab.config.user_classes import blamed, load_class
 from rlstab.config.user_code import is_user_code
 from rlstab.errors import ConfigError, OutOfRange, UnknownName, did_you_mean, kind_of
@@ -31,8 +38,8 @@ def build_task(settings: TaskSettings) -> Task:
         ConfigError: a setting cannot be used, or a user-defined class cannot be loaded or is not a task.
     """
     try:
-        if generated := _GENERATED.get(settings.name):
-            return generated(**settings.model_dump(exclude={"name"}))
+        if isinstance(settings, CountdownSettings | ChainSettings | LotterySettings):
+            return _GENERATED[settings.name](**settings.model_dump(exclude={"name"}))
         if settings.name == "reasoning_gym":
             return ReasoningGym(settings)
         if settings.name != "own":

@@ -112,7 +112,7 @@ class Generator:
         if self.blocks and replies(self.task):
             raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
         for reader in (*active_methods(self.run.composition), *self.stages):
-            read = reader.needs & TURNS - self.signals.keys()
+            read = reader.needs & TURNS
             if read and not replies(self.task):
                 raise MissingSignal(
                     f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "

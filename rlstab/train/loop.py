@@ -135,7 +135,7 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids", "turn", "turn_reward"},
+        provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
         live=frozenset(LIVE),
         host="the trainer",
         cure=lambda name, live: "pass rlstab.train.train a function that makes it, in signals",
