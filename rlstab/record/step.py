@@ -151,7 +151,9 @@ class Step:
 
     @cached_property
     def turns(self) -> Tensor:
-        """``(n,)`` int64, the turn of each token that counts in the loss, by the masked tokens between them."""
+        """``(n,)`` int64, the turn of each token that counts in the loss, as recorded or by the masked tokens."""
+        if "turn" in self.tensors:
+            return self.tensors["turn"][self.mask].long()
         if bool(self.mask.all()):
             return torch.zeros_like(self.row)
         mask = pad_sequence(self.mask.split(self.tensors["lengths"].tolist()), batch_first=True)

@@ -104,6 +104,7 @@ class MiniBatch:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         had = {name: self.columns[column][rows] for name, column in COLUMNS.items() if column in self.columns}
         had["truncated"] = self.truncated[rows, None].expand(ids.shape)
+        had["turn"] = turns_of(self.mask[rows])
         told = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
         if SCORES in self.columns:
             told["rewards"] = self.columns[SCORES][rows].sum(1).float()
