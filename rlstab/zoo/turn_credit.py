@@ -37,7 +37,8 @@ class TurnCredit(TokenObjective):
         - ``sequence`` (n,), integers: the response of each token.
 
     Writes:
-        - ``bonus``: c (r - m) / (s + e).
+        - ``bonus``: Add to the advantage of a token ``coefficient`` times what its turn earned beyond the mean of that
+          turn in the group; divided by the standard deviation plus ``epsilon``: ``normalise``.
 
     Denominator:
         untouched: no token leaves the loss.
@@ -107,13 +108,6 @@ class TurnCredit(TokenObjective):
     coefficient: Annotated[float, Range(ge=0)] = 1.0
     normalise: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
-
-    def in_words(self) -> dict[str, str]:
-        unit = " in standard deviations of these" if self.normalise else ""
-        return {
-            "bonus": f"Add {self.coefficient} times what its turn earned beyond the mean of that turn in the group"
-            f"{unit} to the advantage of a token."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         turn, index, size = torch.unique(_turns(batch), return_inverse=True, return_counts=True)
