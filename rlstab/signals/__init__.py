@@ -99,7 +99,9 @@ def token_signals(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
-    ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, support, rows, check_ids)
+    ask, temperature = _ask(
+        hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, support, rows, check_ids
+    )
     values = HeadSignals.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
@@ -180,8 +182,8 @@ def _check_support(support: Tensor | None, source: Tensor, vocab: int, token_ids
         )
     if support.ndim != 2 or support.shape[0] != source.shape[0] or support.is_floating_point():
         raise ShapeError(
-            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected (N, K) "
-            f"token ids. See as_support."
+            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected "
+            f"(N, K) token ids. See as_support."
         )
     if check_ids and support.numel():
         outside = (support >= 0).any(1) & ~(support == token_ids.unsqueeze(1)).any(1)

@@ -50,7 +50,8 @@ def _gradient(
     live = live_rows(grads, logits.shape[0], logits.device)
     buffers = Buffers(logits, min(height, live.numel()) * logits.shape[1])
     for index in (live[span] for span in spans(live.numel(), height)):
-        part = Rows({}, rows.top[index], rows.log_sum[index])
+        support = None if ask.support is None else ask.support[index]
+        part = Rows({}, rows.top[index], rows.log_sum[index], support)
         by_row = temperature[index] if isinstance(temperature, Tensor) else temperature
         slope = Slope.of(
             {name: grad[index].to(part.top.dtype) for name, grad in grads.items()},
@@ -58,7 +59,6 @@ def _gradient(
             part,
             1 / by_row,
             ask.min_p or 1.0,
-            None if ask.support is None else ask.support[index],
         )
         # indexing copies, so the caller's logits are safe from what is done in place
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)

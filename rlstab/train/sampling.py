@@ -37,7 +37,6 @@ def sample(
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
     reply: Reply | None = None,
-    keeps_support: bool = False,
 ) -> Iterator[Rollout]:
     """Sample one response to each example, batch by batch.
 
@@ -57,7 +56,6 @@ def sample(
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
         reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
-        keeps_support: return the tokens that top-p and top-k kept.
 
     Yields:
         each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
@@ -77,7 +75,7 @@ def sample(
     )
     prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
     room = settings.max_new_tokens - planned.given
-    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy, keeps_support)
+    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
         part = planned.select(span)
