@@ -79,6 +79,7 @@ from rlstab.zoo.support_replay import SupportReplay as SupportReplay
 from rlstab.zoo.token_mean import TokenMean as TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask as TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask as TruncatedMask
+from rlstab.zoo.turn_credit import TurnCredit as TurnCredit
 from rlstab.zoo.vespo import VESPO as VESPO
 from rlstab.zoo.wapo import WAPO as WAPO
 

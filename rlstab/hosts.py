@@ -205,8 +205,9 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
     return reason, coefficients, kl_settings(objective, "estimator")
 
 
-#: A response is truncated if its last token is not an EOS; no host grows branches.
-_GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+#: A response is truncated if its last token is not an EOS; no host grows branches; turns follow from the mask of tools.
+_GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"}
+_GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 

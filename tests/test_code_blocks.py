@@ -185,15 +185,21 @@ def test_a_trainer_of_transformers_takes_the_callback() -> None:
 def test_the_page_on_rewards_and_tasks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "how-to" / "rewards-and-tasks.md"
     monkeypatch.chdir(tmp_path)
-    reward, task, from_python = blocks(page, "python")
+    reward, task, from_python, turns = blocks(page, "python")
     (tmp_path / "rewards.py").write_text(reward)
     (tmp_path / "tasks.py").write_text(task)
     for index, block in enumerate(blocks(page, "yaml")):
         (tmp_path / f"{index}.yaml").write_text(block)
         load_run(tmp_path / f"{index}.yaml")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in (reward, task, from_python):
+    for block in (reward, task, from_python, turns):
         exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
+    twice = namespace["Twice"]()
+    seven = twice.example("train", 6)
+    assert [twice.reply(seven, said) for said in ("14$", "14$again:13$")] == ["again:", None]
+    assert twice.turn_rewards(seven, "14$again:13$") == [1, 0]
+    assert twice.turn_rewards(seven, "13$again:14$") == [0, 1]
+    assert twice.turn_rewards(seven, "14") == [1, 0]
     assert (tmp_path / "runs" / "doubling" / "metrics.jsonl").read_text().count("\n") == 2
 
 

@@ -76,7 +76,7 @@ def test_traces_agree_with_the_metrics() -> None:
 DOES = {
     "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean support_replay token_mean",
     "boosted clipped damped": "aspo ce_gppo dppo",
-    "boosted damped": "cispo drpo entropy_shaping fipo iw_opd opd rlsd stare steer stream_weight vespo",
+    "boosted damped": "cispo drpo entropy_shaping fipo iw_opd opd rlsd stare steer stream_weight turn_credit vespo",
     "boosted damped dropped": "importance_correction",
     "clipped": "clip_higher cppo dcpo_clip off_policy_mask",
     "clipped regularised unclipped": "lp_reg",

@@ -97,6 +97,8 @@ def cloud(min_p: float = MIN_P) -> TokenBatch:
         teacher_logprobs=moved(old, DRIFT),
         lag=(rows // GROUP % 4).double()[sequence] * 4,
         block_ids=torch.where(position < 4, -1.0, blocks),
+        turn=blocks.clamp(min=0),
+        turn_reward=(7 * sequence + 3 * blocks.clamp(min=0)) % 4,
     )
 
 
@@ -311,6 +313,8 @@ def _responses(case: Case, moved: str, advantage: float) -> tuple[TokenBatch, Po
         teacher_logprobs=old - shift if moved == "teacher" else old,
         lag=torch.zeros_like(old),
         block_ids=(position // 8).double(),
+        turn=(position // 8).double(),
+        turn_reward=(position // 8 % 2).double(),
     )
     moving = old + shift if moved == "live" else old
     return batch, PolicyOutputs(moving, batch.entropies, batch.log_kept_mass, batch.log_support_mass)

@@ -193,6 +193,16 @@ class ChainSettings(Settings):
     needs_junk: bool = Field(False, description="an answer without any junk scores 0: the mirror of fragile")
 
 
+class LotterySettings(Settings):
+    """A sum, and in a second turn a draw that only chance wins: two turns, of which the second is noise."""
+
+    name: Literal["lottery"] = "lottery"
+    terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
+    seed: Seed = Field(0, description="seed of the problem generator")
+    largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
+    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="what a won draw earns; a right sum earns 1")
+
+
 def _compiles(pattern: str) -> str:
     example = "`#### (.+)` takes what follows the last `####`"
     try:
@@ -303,7 +313,15 @@ def _user_task(data: Any) -> Any:
     return {"name": "own", "code": name, "options": {key: data[key] for key in data if key != "name"}}
 
 
-_Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
+_Task = (
+    CountdownSettings
+    | ChainSettings
+    | LotterySettings
+    | ReasoningGymSettings
+    | JsonlSettings
+    | DatasetSettings
+    | UserTaskSettings
+)
 _SHIPPED_TASKS = frozenset(settings.model_fields["name"].default for settings in get_args(_Task))
 
 TaskSettings = Annotated[_Task, Field(discriminator="name"), BeforeValidator(_user_task)]

@@ -30,6 +30,8 @@ SIGNALS: Mapping[str, str] = {
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "lag": "updates of the policy since the weights that sampled the token",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
+    "turn": "turn of the conversation that the token belongs to, from 0",
+    "turn_reward": "reward of the turn that the token belongs to",
 }
 #: Names of log-probs of a token, one for each policy.
 LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
@@ -42,7 +44,7 @@ LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
 #: Evidence that every batch has but not every method reads. Computing it where no method reads it wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
-MARKS = ("truncated", "branch", "lag", "block_ids")
+MARKS = ("truncated", "branch", "lag", "block_ids", "turn")
 
 
 def impossible(name: str, values: Tensor) -> Tensor:
@@ -128,6 +130,8 @@ class TokenBatch(SequenceArithmetic):
     branch: Tensor | None = None
     lag: Tensor | None = None
     block_ids: Tensor | None = None
+    turn: Tensor | None = None
+    turn_reward: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
     _layout: Layout | None = None
@@ -183,7 +187,7 @@ class TokenBatch(SequenceArithmetic):
             group_ids: ``(B,)`` integers, the prompt of each row. Give them where a method measures by group.
             live_ratio: see the class.
             signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``,
-                ``branch`` and ``lag`` may be ``(B,)``, and these and ``block_ids`` are of any dtype.
+                ``branch`` and ``lag`` may be ``(B,)``, and these, ``block_ids`` and ``turn`` are of any dtype.
 
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.

@@ -60,6 +60,7 @@ class Gradient:
         without: by reason, the share of the tokens without a gradient.
         positions: of :data:`BINS` bins, the share of the gradient and of the tokens.
         bin_width: positions of a bin, tokens.
+        turns: by turn of the conversation, the same; empty if each response is one turn.
         largest: the :data:`LISTED` tokens with the largest shares.
     """
 
@@ -72,6 +73,7 @@ class Gradient:
     without: Mapping[str, float]
     positions: Sequence[tuple[float, float]]
     bin_width: int
+    turns: Sequence[tuple[float, float]]
     largest: Sequence[Token]
 
 
@@ -99,7 +101,8 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     positions = torch.cat([batch.position for batch in batches])
     width = -(-(int(positions.max()) + 1) // BINS)
     bins = positions // width
-    by_position, counts = (torch.bincount(bins, weights, BINS) for weights in (sizes, torch.ones_like(sizes)))
+    by_position, counts = _shares(bins, sizes, BINS)
+    turn = torch.cat([step.turns for step in steps])
     groups: Counter[tuple[int, int]] = Counter()
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         names, index = batch.group_ids[batch.sequence].unique(return_inverse=True)
@@ -113,10 +116,17 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
         half_groups=_half(torch.tensor(list(groups.values()), dtype=torch.float64)),
         groups=len(groups),
         without=_without(steps, shares),
-        positions=list(zip(by_position.tolist(), (counts / len(sizes)).tolist(), strict=True)),
+        positions=list(zip(by_position, counts, strict=True)),
         bin_width=width,
+        turns=list(zip(*_shares(turn, sizes, 0), strict=True)) if bool(turn.any()) else [],
         largest=list(_largest(steps, torch.cat(list(shares)))),
     )
+
+
+def _shares(bins: Tensor, sizes: Tensor, count: int) -> Iterator[list[float]]:
+    """By bin, the share of the gradient and of the tokens."""
+    yield torch.bincount(bins, sizes, count).tolist()
+    yield (torch.bincount(bins, minlength=count).double() / len(bins)).tolist()
 
 
 def shares_of(steps: Sequence[Step]) -> list[Tensor]:

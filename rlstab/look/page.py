@@ -231,6 +231,9 @@ def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
         f"{gradient.groups:,} groups."
     )
+    if gradient.turns:
+        turns = (f"{_percent(share)} ({_percent(of_tokens)})" for share, of_tokens in gradient.turns)
+        sentence += f" By turn, and of the tokens: {', '.join(turns)}."
     return {
         **vars(gradient),
         "said": sentence,

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
+from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.hub import first_line
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
@@ -58,7 +59,8 @@ class Sequences:
 
     Attributes:
         prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
-        response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True up to and including the end.
+        response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True on the tokens that the policy wrote, up to
+            and including the end. Masked tokens between them are replies of the environment, which later tokens read.
         support: ``(R, T, K)`` int32, the tokens that the sampler kept (:mod:`rlstab.signals.support`); K is 0 where it
             draws from the whole vocabulary, or nothing reads them. None is K = 0.
     """
@@ -73,12 +75,17 @@ class Sequences:
         if self.support is None:
             object.__setattr__(self, "support", self.response_ids.new_zeros((*self.response_ids.shape, 0)).int())
 
+    @property
+    def context(self) -> Tensor:
+        """``(R, T)`` bool, the tokens of responses and of replies between them."""
+        return context_of(self.response_mask)
+
     def rows(self, index: Tensor) -> Sequences:
         """Some of the rows, cut to their own longest prompt and response."""
         prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
         width, length = 0, 0
         if index.numel():
-            width, length = int(prompt_mask.sum(-1).max()), int(response_mask.sum(-1).max())
+            width, length = int(prompt_mask.sum(-1).max()), int(context_of(response_mask).sum(-1).max())
         start = self.prompt_ids.shape[1] - width
         return Sequences(
             self.prompt_ids[index][:, start:],
@@ -225,6 +232,10 @@ class Policy:
         assert isinstance(text, str)  # lists of lists give lists of texts
         return text
 
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text inside a response, which nothing begins or ends."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def _tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if example.messages and not settings.chat:
@@ -348,7 +359,7 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        tensors = (getattr(sequences, field.name) for field in fields(sequences) if field.name != "support")
+        tensors = sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids, sequences.context
         prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         if shared is not None:
             shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.turns import turns_of
 
 #: Outputs of the live policy, from which a loss is made.
 LIVE = ("logprobs", "entropies", "log_kept_mass", "log_support_mass")
@@ -158,6 +160,16 @@ class Step:
         """``(N,)`` int64, the response of each token."""
         return torch.arange(len(self.tensors["lengths"])).repeat_interleave(self.tensors["lengths"])
 
+    @cached_property
+    def turns(self) -> Tensor:
+        """``(n,)`` int64, the turn of each token that counts in the loss, as recorded or by the masked tokens."""
+        if "turn" in self.tensors:
+            return self.tensors["turn"][self.mask].long()
+        if bool(self.mask.all()):
+            return torch.zeros_like(self.row)
+        mask = pad_sequence(self.mask.split(self.tensors["lengths"].tolist()), batch_first=True)
+        return turns_of(mask)[mask]
+
     @property
     def groups(self) -> Tensor:
         """``(S,)`` int64, the prompts in the order of their identities; a response without one counts as a prompt."""
@@ -184,6 +196,8 @@ class Step:
         signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
         if "versions" in token:
             signals.setdefault("lag", (self.number - 1 - token["versions"]).clamp(min=0).float())
+        if bool(self.turns.any()):
+            signals.setdefault("turn", self.turns.float())
         extra = {name: values[self.mask] for name, values in tensors.items() if name.startswith(DID)}
         extra |= {CORRECTION: token["weights"]} if "weights" in token else {}
         return TokenBatch(

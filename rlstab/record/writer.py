@@ -24,9 +24,10 @@ from rlstab.core.devices import on_cpu
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
+from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
-from rlstab.record.step import BY_TOKEN, CORRECTION, MOST_KEPT, Header, HostLoss, together
+from rlstab.record.step import BY_TOKEN, CORRECTION, DID, MOST_KEPT, Header, HostLoss, together
 
 #: The tokenizer of the model, in the same folder as the steps.
 TOKENIZER = "tokenizer.json"
@@ -114,7 +115,8 @@ class Recorder:
         self.parts.append(part)
         self.values.append(float(of_loss) * scale)
         if logprobs.requires_grad:
-            logprobs.register_hook(lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale))
+            of_loss = part["mask"] * scale  # an index may name any log-prob for a token outside of the loss
+            logprobs.register_hook(lambda slope: part.update(coefficients=slope.detach()[where].cpu() * of_loss))
 
     def write_tokenizer(self, tokenizer: Any) -> None:
         """Write the tokenizer by which tokens become text, if it has a fast form and the folder has none yet."""
@@ -195,6 +197,33 @@ def tensors_of(
         "sequence_ids": batch.sequence_ids,
         "group_ids": batch.group_ids,
     }
+
+
+def with_replies(tensors: Mapping[str, Tensor], response_ids: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The tensors of a micro-batch with the replies between its turns, which count in no loss; 0 in other columns.
+
+    Args:
+        tensors: by :func:`tensors_of`.
+        response_ids: ``(B, T)`` int64, the tokens of responses and of replies.
+        mask: ``(B, T)`` bool, the tokens of responses.
+
+    Returns:
+        the tensors, and ``(N,)`` int64, which of the ``n`` tokens of the loss each is, any for a reply.
+    """
+    context = context_of(mask)
+    reply = ~mask[context]
+    index = ((~reply).cumsum(0) - 1).clamp(min=0)
+    tokens = {name: values for name, values in tensors.items() if name in BY_TOKEN or name.startswith(DID)}
+    wider = {name: values.cpu()[index] for name, values in tokens.items()}
+    for name, values in wider.items():
+        values[reply] = -1 if name == "support" else 0
+    return {
+        **tensors,
+        **wider,
+        "ids": response_ids[context],
+        "mask": (~reply).to(torch.uint8),
+        "lengths": context.sum(1),
+    }, index
 
 
 def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:

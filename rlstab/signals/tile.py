@@ -42,7 +42,8 @@ ORDER = tuple(signal.name for signal in fields(TokenSignals))
 SIGNAL_NAMES = frozenset(ORDER)
 #: All that rlstab's trainer computes for a method: these, what its sampler and scorer know, and others' log-probs.
 TRAINER_SIGNALS = SIGNAL_NAMES | {
-    *("ref_logprobs", "teacher_logprobs", "rollout_logprobs", "truncated", "branch", "lag", "rewards", "raw_rewards")
+    *("ref_logprobs", "teacher_logprobs", "rollout_logprobs", "truncated", "branch", "lag", "rewards", "raw_rewards"),
+    *("turn", "turn_reward"),
 }
 
 

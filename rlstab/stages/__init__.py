@@ -12,6 +12,7 @@ STAGES: Registry[Stage] = Registry(
         "dr_grpo": "rlstab.stages.dr_grpo:DrGRPO",
         "dynamic_sampling": "rlstab.stages.dynamic_sampling:DynamicSampling",
         "gdpo": "rlstab.stages.gdpo:GDPO",
+        "gigpo": "rlstab.stages.gigpo:GiGPO",
         "goldilocks": "rlstab.stages.goldilocks:Goldilocks",
         "goldilocks_teacher": "rlstab.stages.goldilocks_teacher:GoldilocksTeacher",
         "grpo": "rlstab.stages.grpo:GRPO",

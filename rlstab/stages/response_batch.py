@@ -29,6 +29,8 @@ EVIDENCE: Mapping[str, tuple[int, str]] = {
     "prompt_features": (2, "mean input embedding of the tokens of each prompt, `(S, width)`"),
     "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
     "block_outcomes": (2, "int64 outcome, from 1, of the answer up to and with each block, and 0 for none, `(S, K)`"),
+    "turn_rewards": (2, "reward of each turn of the response, 0 where there is none, `(S, K)`"),
+    "turn_states": (2, "int64 state that each turn began in, from 1, and 0 where there is no turn, `(S, K)`"),
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),
 }
 

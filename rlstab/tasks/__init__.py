@@ -2,8 +2,9 @@
 
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
+from rlstab.tasks.lottery import Lottery
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Block, Example, HasBlocks, Message, Split, Task
+from rlstab.tasks.task import Block, Example, HasBlocks, HasTurns, Message, Split, Task
 from rlstab.tasks.text_task import TextTask
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Countdown",
     "Example",
     "HasBlocks",
+    "HasTurns",
+    "Lottery",
     "Message",
     "ReasoningGym",
     "Split",

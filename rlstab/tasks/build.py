@@ -7,16 +7,27 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
-from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
+from rlstab.config.settings import (
+    TASK_GROUP,
+    ChainSettings,
+    CountdownSettings,
+    LotterySettings,
+    TaskSettings,
+    UserTaskSettings,
+)
 from rlstab.config.user_classes import blamed, load_class
 from rlstab.config.user_code import is_user_code
 from rlstab.errors import ConfigError, OutOfRange, UnknownName, did_you_mean, kind_of
 from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown
+from rlstab.tasks.lottery import Lottery
 from rlstab.tasks.reasoning_gym import ReasoningGym
 from rlstab.tasks.task import Example, Split, Task
 from rlstab.tasks.text_task import TextTask
 from rlstab.tasks.workers import Workers
+
+#: Tasks that take their settings by name.
+_GENERATED: Mapping[str, Callable[..., Task]] = {"countdown": Countdown, "chain": Chain, "lottery": Lottery}
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -27,10 +38,8 @@ def build_task(settings: TaskSettings) -> Task:
         ConfigError: a setting cannot be used, or a user-defined class cannot be loaded or is not a task.
     """
     try:
-        if settings.name == "countdown":
-            return Countdown(**settings.model_dump(exclude={"name"}))
-        if settings.name == "chain":
-            return Chain(**settings.model_dump(exclude={"name"}))
+        if isinstance(settings, CountdownSettings | ChainSettings | LotterySettings):
+            return _GENERATED[settings.name](**settings.model_dump(exclude={"name"}))
         if settings.name == "reasoning_gym":
             return ReasoningGym(settings)
         if settings.name != "own":

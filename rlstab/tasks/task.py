@@ -134,6 +134,23 @@ class Block:
     outcome: int
 
 
+class HasTurns(Protocol):
+    """What a task needs in addition to :class:`Task` for responses of several turns.
+
+    A completion is then all that was said after the prompt: the policy's turns, and the replies between them. A task
+    may also have ``turn_rewards(example, completion)``, which returns the reward of each turn, in their order; usually
+    they add up to the score. Without it the last turn earns the score.
+    """
+
+    def reply(self, example: Example, completion: str) -> str | None:
+        """What the environment says to a completion that the policy ended; None ends the response.
+
+        It is tokenised as it is: of a chat, write the markers of the next message too. Its tokens count towards
+        ``rollout.max_new_tokens``, and no loss trains them. If it raises, the response ends, and the error is counted.
+        """
+        ...
+
+
 class HasBlocks(Protocol):
     """What a task needs in addition to :class:`Task` to be learnt block by block."""
 

@@ -309,10 +309,15 @@ def _evidence(
         "truncated": (~ended).double().unsqueeze(-1).expand(rows, limit),
         **{name: numbers(limit) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
     }
+    turns = torch.arange(BLOCKS) <= (lengths.unsqueeze(-1).clamp(min=1) - 1) * BLOCKS // limit
+    drawn = -logprobs[:, :BLOCKS]  # drawn already: what was drawn before turns were known stays what it was
     blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // limit)
     return {
         **{name: torch.where(sampled, values, 0.0).float() for name, values in tokens.items()},
         "block_ids": torch.where(sampled, blocks, -1),
+        "turn": torch.where(sampled, position * BLOCKS // limit, 0).float(),
+        "turn_rewards": torch.where(turns, (3 * torch.frac(drawn)).floor() / 2, 0.0),
+        "turn_states": torch.where(turns, 1 + (2 * torch.frac(10 * drawn)).long(), 0),
         "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
         "block_outcomes": (numbers(BLOCKS) * 3).long(),
         "squared_gradient": 0.1 + numbers(),

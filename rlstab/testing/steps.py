@@ -310,4 +310,7 @@ def make_step(
     evidence["log_support_mass"] = uniform(-0.3, 0.0)
     # at least the probability of the token itself, which the sampler kept
     live["log_support_mass"] = torch.maximum(live["logprobs"], 1.1 * evidence["log_support_mass"])
+    evidence["turn"] = (position // 3).double()
+    rewards = torch.rand((rows, 1 + int(position.max()) // 3 if count else 1), generator=rng, dtype=torch.float64)
+    evidence["turn_reward"] = (4 * rewards).floor()[sequence, position // 3]
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

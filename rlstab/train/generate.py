@@ -23,8 +23,10 @@ from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
+from rlstab.core.objective import active_methods
 from rlstab.core.stats import Settled
-from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
+from rlstab.core.turns import turns_of
+from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
@@ -34,6 +36,7 @@ from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
+from rlstab.tasks.turns import has_turn_rewards, replies, reply_tokens, turn_evidence
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -98,6 +101,32 @@ class Generator:
         """Whether the task is asked for blocks; where only a method reads them, a user-defined signal may give them."""
         by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
         return bool(self.stages.needs & BLOCKS) or by_method
+
+    def require_turns(self) -> None:
+        """Check that the task provides the turns that are read, and nothing that several turns do not allow.
+
+        Raises:
+            MissingSignal: the task has no turns, or no rewards of turns.
+            ConfigError: the task has turns, and blocks are read; or it is flaky, which affects no rewards of turns.
+        """
+        if self.blocks and replies(self.task):
+            raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
+        for reader in (*active_methods(self.run.composition), *self.stages):
+            read = reader.needs & TURNS
+            if read and not replies(self.task):
+                raise MissingSignal(
+                    f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "
+                    f"task `reply`, see rlstab.tasks.HasTurns."
+                )
+            if "turn_reward" in read and not has_turn_rewards(self.task):
+                raise MissingSignal(
+                    f"'{reader.name}' reads 'turn_reward', and '{self.task.name}' rewards no turns. Give the task "
+                    f"`turn_rewards`, see rlstab.tasks.HasTurns."
+                )
+            if read and flaky_share(self.task):
+                raise ConfigError(
+                    f"'{reader.name}' reads turns, whose rewards '{self.task.name}' does not lose. Set task.flaky to 0."
+                )
 
     def require_blocks(self) -> None:
         """Check that the task provides the blocks that are read.
@@ -211,7 +240,11 @@ class Generator:
         if split == "train":
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
             needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
-        parts, jobs = list[Rollout](), list[Future[Scores]]()
+        parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
+
+        def reply(example: Example, answer: list[int]) -> list[int] | None:
+            return reply_tokens(self.task, example, self._texts(policy, [answer])[0], policy.encode_text, errors.append)
+
         with metrics.phase("sample"):
             for part in sample(
                 policy,
@@ -223,12 +256,14 @@ class Generator:
                 needs=needs,
                 options=run.composition.signal_options,
                 greedy=greedy,
+                reply=reply if replies(self.task) else None,
             ):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
+        self._report_turns("reply", errors, metrics)
         with metrics.phase("score"):
             scores = Scores.joined([job.result() for job in jobs], self.rewards)
         return Rollout.joined(parts, policy.pad_id), scores
@@ -262,7 +297,16 @@ class Generator:
         request: Expansion,
         metrics: Metrics,
     ) -> Rollout:
-        """Branches from the pivots of some responses of this rank, with shaped rewards."""
+        """Branches from the pivots of some responses of this rank, with shaped rewards.
+
+        Raises:
+            ConfigError: the task has several turns.
+        """
+        if replies(self.task):
+            raise ConfigError(
+                f"a stage branches from inside a response, and those of '{self.task.name}' have several turns. Remove "
+                f"the stage, or take another task."
+            )
         no_ids, branches = torch.zeros(0, dtype=torch.int64), request.branches
         parents = no_ids if request.parents is None else request.parents
         pivots = no_ids if request.pivots is None else request.pivots
@@ -310,6 +354,12 @@ class Generator:
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
             extra |= self._block_evidence(policy, rollout, metrics)
+        if replies(self.task):
+            errors = list[str]()
+            tokens, rewards = (rollout.response_ids, rollout.response_mask), scores.rewards
+            extra |= turn_evidence(self.task, examples, rollout.texts, *tokens, rewards, errors.append)
+            self._report_turns("turn_rewards", errors, metrics)
+            signals["turn"] = turns_of(rollout.response_mask).float() * rollout.response_mask
         responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
         return self._shape(replace(rollout, signals=signals, responses=responses), progress)
 
@@ -322,6 +372,12 @@ class Generator:
         given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
         return block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
+
+    def _report_turns(self, name: str, errors: Sequence[str], metrics: Metrics) -> None:
+        if replies(self.task):
+            metrics.add("turns/errors", len(errors))
+        if errors:
+            self.say(f"{name} raised on rank {self.rank}", errors[0])
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -397,6 +453,8 @@ class Generator:
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(sampled.response_mask.sum()))
+        if replies(self.task):
+            metrics.mean("response/turns", float((answers.evidence("turn_states") > 0).sum()), count)
         prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
@@ -415,6 +473,9 @@ class Generator:
         rows |= {name: responses.evidence(name) for name in self.run.reward_evidence & needs}
         for name in rows.keys() & needs:
             signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
+        if "turn_reward" in needs and "turn" in signals:
+            earned = responses.evidence("turn_rewards").float()
+            signals["turn_reward"] = earned.gather(1, signals["turn"].long()) * mask
         if self.blocks and "block_ids" in needs:
             signals["block_ids"] = responses.evidence("block_ids").float()
         for name, logprobs in self.others.items():
@@ -490,6 +551,9 @@ def provided(provider: SignalProvider, caller: str, rollout: Rollout) -> Tensor:
 
 #: Evidence given by a task that knows blocks.
 BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
+
+#: Evidence given by a task of several turns.
+TURNS = frozenset({"turn", "turn_reward", "turn_rewards", "turn_states"})
 
 #: Evidence that holds each reward of the run separately.
 REWARDS = frozenset({"reward_parts", "reward_weights"})

@@ -26,7 +26,7 @@ from rlstab.errors import ConfigError, MethodError
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.record.effects import what_methods_did
-from rlstab.record.writer import Recorder, settings_of, tensors_of
+from rlstab.record.writer import Recorder, settings_of, tensors_of, with_replies
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
 from rlstab.train.generate import advance, checked_output, count_nonfinite
@@ -77,6 +77,7 @@ class Learner:
             responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))
             stat, after = advance(stage, responses, state, self.comm, metrics)
             raw = stage.advantages(responses, stat, state)
+            raw = rollout.unpacked(raw) if isinstance(raw, Tensor) and raw.shape == rollout.response_mask.shape else raw
         shapes = [(len(rollout),), tuple(rollout.response_mask.shape)]
         advantages = checked_output(raw, f"'{stage.name}': advantages", shapes, MethodError).double().float()
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
@@ -86,12 +87,13 @@ class Learner:
         fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
         if fresh:
             evidence = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
+            evidence = {name: rollout.packed(values) for name, values in evidence.items()}
         for name in needs - fresh - rollout.responses.extra.keys():
             if name == "squared_gradient":
                 unequal = ~rollout.responses.even
                 evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
             else:
-                evidence[name] = rollout.signals[name]
+                evidence[name] = rollout.packed(rollout.signals[name])
         return evidence
 
     # -- optimizer steps ---------------------------------------------------------------------------------------------
@@ -246,11 +248,12 @@ class Learner:
                 sequences, scale = micro_batch.sequences, self.engine.loss_scale
                 tensors = tensors_of(batch, live, sequences.response_ids, support=sequences.support)
                 tensors |= what_methods_did(step.plan, batch, live)
+                tensors, index = with_replies(tensors, sequences.response_ids, sequences.response_mask)
                 tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
                 tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
                 row = (batch.here.sequence_ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]
                 tensors["rewards"] = rollout.rewards[row].float()
-                recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
+                recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale, index)
             self.engine.backward(loss if outputs else None)
             # an output that no term differentiates has no gradient
             gradients = [output.grad != 0 for output in outputs if output.grad is not None]
@@ -350,7 +353,7 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
         size: rows in a micro-batch.
     """
     assert rollout.advantages is not None
-    masks = rollout.sequences.prompt_mask, rollout.sequences.response_mask
+    masks = rollout.sequences.prompt_mask, rollout.sequences.context
     prompt, response = torch.stack([mask.sum(-1) for mask in masks])[:, rows]
     idle = rollout.advantages[rows] == 0
     if idle.ndim == 2:

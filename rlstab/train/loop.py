@@ -221,6 +221,7 @@ class Trainer:
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
         self.generator.require_blocks()
+        self.generator.require_turns()
         self.learner = Learner(self.engine, run, comm, main=self.main)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class Rollout:
 
     @property
     def response_mask(self) -> Tensor:
-        """``(R, T)`` bool, True up to and including the end."""
+        """``(R, T)`` bool, True up to and including the end, but not on replies of the environment."""
         return self.sequences.response_mask
 
     @property
@@ -80,7 +81,19 @@ class Rollout:
 
     def seen_by(self, needs: Set[str]) -> ResponseBatch:
         """The responses with those signals that a stage needs and that are known before learning."""
-        return self.responses.knowing({name: self.signals[name] for name in needs & self.signals.keys()})
+        return self.responses.knowing({name: self.packed(self.signals[name]) for name in needs & self.signals.keys()})
+
+    def packed(self, values: Tensor) -> Tensor:
+        """``(R, T)`` values as stages see them: those of the response one after another, without replies between."""
+        return values.gather(1, self._packing)
+
+    def unpacked(self, values: Tensor) -> Tensor:
+        """``(R, T)`` values of a stage at the tokens that they belong to, the reverse of :meth:`packed`."""
+        return torch.zeros_like(values).scatter(1, self._packing, values)
+
+    @property
+    def _packing(self) -> Tensor:
+        return (~self.response_mask).to(torch.uint8).argsort(dim=1, stable=True)
 
     def rows(self, rows: Tensor) -> Rollout:
         """Some of the responses, cut to the longest of them."""
@@ -116,11 +129,11 @@ class Rollout:
         )
 
     def answers(self) -> list[list[int]]:
-        """The tokens of each answer, including those that a branch was given."""
-        answers = []
+        """The tokens of each answer, including those that a branch was given and replies of the environment."""
+        answers, context = [], self.sequences.context
         for row, prefix_length in enumerate(self.responses.given.tolist()):
             prompt = self.sequences.prompt_ids[row][self.sequences.prompt_mask[row]].tolist()
-            sampled = self.response_ids[row][self.response_mask[row]].tolist()
+            sampled = self.response_ids[row][context[row]].tolist()
             answers.append(prompt[len(prompt) - prefix_length :] + sampled)
         return answers
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.models.decoding import Decoder
@@ -14,6 +16,12 @@ from rlstab.models.policy import Policy
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
+
+#: The reply of an environment to an answer, both as tokens; None ends the response.
+Reply: TypeAlias = Callable[[Example, list[int]], Sequence[int] | None]
+
+#: From the seed of a turn to that of the next one.
+NEXT_TURN = 2**40
 
 
 @torch.no_grad()
@@ -28,6 +36,7 @@ def sample(
     needs: Set[str] = frozenset(),
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
+    reply: Reply | None = None,
 ) -> Iterator[Rollout]:
     """Sample one response to each example, batch by batch.
 
@@ -46,6 +55,7 @@ def sample(
         needs: signals to return.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
+        reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
 
     Yields:
         each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
@@ -71,4 +81,59 @@ def sample(
         part = planned.select(span)
         out = decoder.batch(ids, mask, prompt[span], part.sequence_ids, room[span], begun[span])
         responses = replace(part, lengths=out.sequences.response_mask.sum(-1).double(), ended=out.ended)
-        yield Rollout(out.sequences, out.signals, examples[span], responses)
+        rollout, turn = Rollout(out.sequences, out.signals, examples[span], responses), 0
+        rows = torch.arange(len(part))
+        while reply is not None and len(rows):
+            turn += 1
+            rollout, rows = _another_turn(rollout, rows, replace(decoder, seed=seed + turn * NEXT_TURN), reply)
+        yield rollout
+
+
+def _another_turn(rollout: Rollout, rows: Tensor, decoder: Decoder, reply: Reply) -> tuple[Rollout, Tensor]:
+    """The rollout with the environment's replies to some rows, and what the policy answers to each.
+
+    Replies count towards the limit of the length; one that leaves no room for an answer cuts the response off.
+
+    Returns:
+        the rollout, and the rows that another turn was sampled for.
+    """
+    answers, limit, begun = rollout.answers(), decoder.settings.max_new_tokens, dict[int, list[int]]()
+    ended = rollout.responses.ended.clone()
+    for row in rows[ended[rows]].tolist():
+        tokens = reply(rollout.examples[row], answers[row])
+        if tokens is not None:
+            ended[row] = False
+            if len(answers[row]) + len(tokens) < limit:
+                begun[row] = [*answers[row], *tokens]
+    rows = torch.tensor([*begun], dtype=torch.int64)
+    if begun:
+        rollout, ended[rows] = _with_turn(rollout, begun, decoder)
+    lengths = rollout.response_mask.sum(-1).double()
+    return replace(rollout, responses=replace(rollout.responses, lengths=lengths, ended=ended)), rows
+
+
+def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: Decoder) -> tuple[Rollout, Tensor]:
+    """Sample on after the tokens that some answers begin with, by row; and ``(n,)`` bool, whether each ended."""
+    policy, rows, begins = decoder.policy, torch.tensor([*begun]), [*begun.values()]
+    ids, mask = policy.encode([rollout.examples[row] for row in begun], decoder.settings, begins)
+    lengths = torch.tensor([len(tokens) for tokens in begins])
+    room, ids_of_rows = decoder.settings.max_new_tokens - lengths, rollout.sequence_ids[rows]
+    # a stop text of the turn before does not end this one
+    out = decoder.batch(ids, mask, torch.arange(len(rows)), ids_of_rows, room, [()] * len(rows))
+    added = out.sequences.response_ids.shape[1]
+    wider = 0, max(0, int(lengths.max()) + added - rollout.response_ids.shape[1])
+    response_ids = pad(rollout.response_ids, wider, value=policy.pad_id)
+    response_mask = pad(rollout.response_mask, wider)
+    support, added_support = rollout.sequences.support, out.sequences.support
+    support = pad(support, (0, max(0, added_support.shape[2] - support.shape[2]), *wider), value=-1)
+    signals = {name: pad(values, wider) for name, values in rollout.signals.items()}
+    for index, (row, tokens) in enumerate(begun.items()):
+        response_ids[row, : len(tokens)] = torch.tensor(tokens)
+        span = slice(len(tokens), len(tokens) + added)
+        response_ids[row, span] = out.sequences.response_ids[index]
+        response_mask[row, span] = out.sequences.response_mask[index]
+        support[row, span, : added_support.shape[2]] = added_support[index]
+        for name, values in signals.items():
+            values[row, span] = out.signals[name][index]
+    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, support=support)
+    return replace(rollout, sequences=sequences, signals=signals), out.ended

@@ -51,6 +51,7 @@ METHODS: Registry[TokenObjective] = Registry(
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",
+        "turn_credit": "rlstab.zoo.turn_credit:TurnCredit",
         "vespo": "rlstab.zoo.vespo:VESPO",
         "wapo": "rlstab.zoo.wapo:WAPO",
     }

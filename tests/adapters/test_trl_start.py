@@ -24,6 +24,7 @@ from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.trl import RLStabGRPOTrainer, hooks, release
 from rlstab.adapters.trl.hooks import check_engine
 from rlstab.config import load_objective
+from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from rlstab.hosts import facts
 from tests.adapters.jobs import ROOT, Trouble, defaults_of, farthest, model, same_weights, unmoved
@@ -313,6 +314,20 @@ def test_what_a_tool_wrote_is_no_token(tmp_path: Path) -> None:
     assert masked["steps"][0]["tokens"][0] == plain["steps"][0]["tokens"][0] - 8
     trls = run(tmp_path, max_steps=1, sampling=with_tools)
     assert farthest(trls["steps"][0], masked["steps"][0]) == 0.0
+
+    def earned(inputs: Any) -> Any:  # by the first token, in the second turn alone
+        turn = turns_of(inputs["tool_mask"])
+        seen.append(turn)
+        return turn * (inputs["completion_ids"][:, :1] % 2.0)
+
+    seen: list[Any] = []
+    credit = [CLIP, {"name": "turn_credit"}]
+    credited = run(tmp_path, credit, max_steps=1, sampling=with_tools, extra={"signals": {"turn_reward": earned}})
+    assert int(seen[0].max()) == 1
+    assert credited["log"][0]["rlstab/turn_credit/credit"] > 0
+    assert farthest(credited["steps"][0], masked["steps"][0]) > 0.0
+    with pytest.raises(MissingSignal, match=r"'turn_credit' reads 'turn_reward', .*signals=\{'turn_reward'"):
+        run(tmp_path, credit, max_steps=1)
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """verl's actor with an objective: independent of the cut, equal to verl's loss where it states it, resumed exactly."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: nox -s verl")
 
-from rlstab.errors import CheckpointError
+from rlstab.config import load_objective
+from rlstab.errors import CheckpointError, MissingSignal
 from tests.adapters import jobs
 from tests.adapters.jobs import farthest, largest, objectives, same_weights
-from tests.adapters.verl_jobs import run, worker_of
+from tests.adapters.verl_jobs import batch_of, composed, rollout, run, settings, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not installed.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -184,3 +187,17 @@ def test_no_forward_is_made_for_nobody(objective: Any, forwards: int, tmp_path: 
 
     run(tmp_path, objective, change=count, updates=1, **FOUR)
     assert len(seen) == 4 * forwards
+
+
+def test_turns_follow_from_the_response_mask_of_the_agent_loop() -> None:
+    from rlstab.adapters.verl.batch import MiniBatch
+    from rlstab.adapters.verl.worker import require_from
+
+    rolled = rollout(0)
+    for mask in rolled["columns"]["response_mask"]:
+        mask[1:2] = 0
+    mini = MiniBatch.of(batch_of(rolled, 0, 1), "cpu", {jobs.EOS})
+    batch, _ = mini.batch(SimpleNamespace(needs=frozenset({"turn"})))
+    assert torch.equal(batch.signal("turn"), (batch.position > 0).float())
+    with pytest.raises(MissingSignal, match="'turn_credit' reads 'turn_reward'"):
+        require_from(composed(settings(Path())).actor_rollout_ref, load_objective(["clip_higher", "turn_credit"]))

@@ -25,6 +25,8 @@ EVIDENCE = {
     "teacher_logprobs": "teacher",
     "lag": "lag",
     "block_ids": "block",
+    "turn": "turn",
+    "turn_reward": "earned",
 }
 LIVE = {
     "logprobs": "logp",
@@ -52,6 +54,8 @@ def token(
     block=0.0,
     teacher=0.0,
     updates=0.0,
+    turn=0.0,
+    earned=0.0,
 ):
     """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
 
@@ -75,6 +79,8 @@ def token(
         "block": block,
         "teacher": min(now + teacher, 0.0),
         "lag": updates,
+        "turn": turn,
+        "earned": earned,
     }
 
 
@@ -107,13 +113,15 @@ def random_rows(seed, lengths):
             block=-1.0 if place % 5 == 4 else float(place // 3),
             teacher=third.gauss(0, 0.7),
             updates=float(third.randint(0, 3)),
+            turn=float(place // 3),
         )
 
     rows = []
     for row, length in enumerate(lengths):
         advantage = draw.choice([-1.5, -0.5, 0.0, 0.7, 1.2])
         cut = float(other.random() < 0.4)
-        rows.append([drawn(advantage, cut, float(row % 3 == 1), place) for place in range(length)])
+        tokens = [drawn(advantage, cut, float(row % 3 == 1), place) for place in range(length)]
+        rows.append([{**token, "earned": float((7 * row + 3 * token["turn"] + seed) % 4)} for token in tokens])
     return rows
 
 

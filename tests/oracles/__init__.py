@@ -4,7 +4,7 @@ A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``o
 ``H``, ``live_H``, ``ref``, ``teacher``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``,
 ``live_support`` (ln M); ``A`` is its advantage,
 ``cut`` is 1 where its response was cut off, ``branch`` is 1 in a branch, ``lag`` counts updates, ``block`` is the
-number of its block, ``live_ratio`` says that every ratio is exactly 1.
+number of its block, ``turn`` that of its turn, which earned ``earned``, ``live_ratio`` says that every ratio is 1.
 
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``bonus``, ``unclipped`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,

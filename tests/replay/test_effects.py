@@ -55,7 +55,7 @@ class Everything(TokenObjective):
     """Reads all that can be known of a token, so that a dump has it, and does nothing."""
 
     name = "everything"
-    needs = set(SIGNALS)
+    needs = set(SIGNALS) - {"turn", "turn_reward"}  # of these trainers each response is one turn
 
     def terms(self, batch: TokenBatch, stat: object, state: object) -> Terms:
         return Terms()

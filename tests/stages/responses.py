@@ -66,6 +66,7 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
         return math.exp(2 * logprob) + dice.random() * (1 - math.exp(logprob)) ** 2 if logprob else 0.0
 
     blocks = [dice.randint(0, BLOCKS) for _ in groups]
+    turns = [1 + (length - 1) // 2 for length in lengths]
     logprobs = rows(lambda: -dice.random())
     extra = {
         "logprobs": logprobs,
@@ -75,6 +76,11 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
         "block_rewards": [[dice.choice([0.0, 0.5, 1.0]) for _ in range(BLOCKS)] for _ in groups],
         "block_outcomes": [[dice.randint(1, 2) if place < count else 0 for place in range(BLOCKS)] for count in blocks],
         "block_ids": [[dice.randint(-1, count - 1) for _ in range(WIDTH)] for count in blocks],
+        "turn_rewards": [
+            [dice.choice([0.0, 0.5, 1.0]) if n < count else 0.0 for n in range(BLOCKS)] for count in turns
+        ],
+        "turn_states": [[dice.randint(1, 2) if number < count else 0 for number in range(BLOCKS)] for count in turns],
+        "turn": [[min(place // 2, count - 1) for place in range(WIDTH)] for count in turns],
         "reward_parts": [[dice.choice([0.0, 0.5, 1.0]) for _ in range(BLOCKS)] for _ in groups],
         "reward_weights": [[1.0, 0.25, -0.5] for _ in groups],
     }

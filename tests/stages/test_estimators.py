@@ -17,6 +17,7 @@ from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.dynamic_sampling import DynamicSampling
 from rlstab.stages.gdpo import GDPO
+from rlstab.stages.gigpo import GiGPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.max_rl import MaxRL
 from rlstab.stages.opo import OPO
@@ -30,7 +31,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 from tests.examples import STAGE_EXAMPLES
-from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, settled, values_of
+from tests.stages.responses import BLOCKS, WIDTH, advantages, batch, by_group, drawn, settled, values_of
 
 Group = list[float]
 
@@ -165,10 +166,48 @@ def test_whitened_over_tokens(baseline: bool) -> None:
         assert advantages(ReinforcePP(baseline=baseline), whole)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(("std", "gamma", "weight"), [(True, 0.95, 1.0), (False, 1.0, 0.5)])
+def test_by_episodes_and_by_turns_from_the_same_state(std: bool, gamma: float, weight: float) -> None:
+    """Equations 3, 6, 7 and 8 of the paper, by loops; a turn whose state no other turn began in gets nothing."""
+    shared = 0
+    for seed in range(2):
+        whole = drawn(seed, graded=True)
+        (given,) = advantages(GiGPO(std=std, gamma=gamma, weight=weight), whole)
+        rewards, states, turns = (whole.extra[name].tolist() for name in ("turn_rewards", "turn_states", "turn"))
+
+        def norm(values: list[float]) -> list[float]:
+            return over_the_deviation(values, epsilon=1e-6) if std else less_the_mean(values)
+
+        for places in by_group(whole):
+            episodes = dict(zip(places, norm([float(whole.rewards[place]) for place in places]), strict=True))
+            anchors: dict[int, list[tuple[int, int]]] = {}
+            for place in places:
+                for turn, state in enumerate(states[place]):
+                    if state:
+                        anchors.setdefault(state, []).append((place, turn))
+            steps = {}
+            for began in anchors.values():
+                shared += len(began) > 1
+                returns = [
+                    sum(gamma ** (later - turn) * rewards[place][later] for later in range(turn, BLOCKS))
+                    for place, turn in began
+                ]
+                steps |= dict(zip(began, norm(returns), strict=True))
+            for place in places:
+                for token, turn in enumerate(turns[place]):
+                    expected = episodes[place] + weight * steps[place, int(turn)]
+                    assert float(given[place, token]) == pytest.approx(expected, abs=1e-11)
+    assert shared > 5
+
+
 def test_equal_rewards_or_one_response_give_exactly_nothing() -> None:
     whole, lone = drawn(1), drawn(0).select(torch.tensor([0]))
     for stage in itertools.chain.from_iterable(STAGE_EXAMPLES.values()):
-        if isinstance(stage, AdvantageEstimator) and stage.name not in ("blockwise", "gdpo"):  # they read other rewards
+        if isinstance(stage, AdvantageEstimator) and stage.name not in (
+            "blockwise",
+            "gdpo",
+            "gigpo",
+        ):  # they read other rewards
             for value in (0.0, 1.0, 0.1, 1 / 3):
                 same = whole.reshaped(torch.full_like(whole.rewards, value))
                 assert not advantages(stage, same)[0].any(), stage
@@ -205,6 +244,7 @@ def test_rewards_equal_but_for_rounding_are_equal_to_every_stage_and_to_the_plai
                     if isinstance(stage, AdvantageEstimator) and stage.name not in (
                         "blockwise",
                         "gdpo",
+                        "gigpo",
                         "bnpo",
                         "max_rl",
                     ):
@@ -322,7 +362,7 @@ def test_a_group_of_one_is_refused_for_every_estimator_that_compares(tmp_path) -
     whole = drawn(1)
     for several in STAGE_EXAMPLES.values():
         for stage in several:
-            if isinstance(stage, AdvantageEstimator) and stage.name != "blockwise":
+            if isinstance(stage, AdvantageEstimator) and stage.name not in ("blockwise", "gigpo"):
                 ones = whole.select(whole.first)
                 assert stage.compares == (not advantages(stage, ones)[0].any()), stage
     for name in ("rloo", f"{file}:Mine"):

@@ -59,6 +59,37 @@ class Corrected(Graded):
         return super().example(split, index + self.shift if (split, index) == ("eval", 5) else index)
 
 
+class Talking(Graded):
+    """Two replies, of one and of two tokens; a turn earns by its number and by the length of what was said."""
+
+    def reply(self, example: Example, completion: str) -> str | None:
+        if sum(map(ord, completion)) % 5 == 0:
+            raise ValueError("no reply to [this]")
+        return {1: "+", 2: "12"}.get(completion.count("=") + completion.count("$"))
+
+    def turn_rewards(self, example: Example, completion: str) -> list[float]:
+        return [len(completion) % (2 + turn) for turn in range(3)]
+
+
+class Silent(Talking):
+    """Its turns have no rewards."""
+
+    turn_rewards = None  # type: ignore[assignment]
+
+
+class Lossy(Talking):
+    """It loses a share of its scores."""
+
+    flaky = 0.5
+
+
+class Blocky(Talking):
+    """It has blocks too."""
+
+    def blocks(self, example: Example, completion: str) -> list[Any]:
+        return []
+
+
 class Equal(Countdown):
     """Every completion gets the same reward."""
 

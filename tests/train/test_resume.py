@@ -45,6 +45,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "rollout__precision": "int8",
         "optimisation__precision": "bf16",
     },
+    "turns, a queue": {
+        "task": of_user("Talking"),
+        "rollout__stop": "=",
+        "rollout__max_new_tokens": 24,
+        "rollout__staleness": 1,
+        "objective": [*STATED, "turn_credit"],
+        "stages": ["gigpo", {"name": "dynamic_sampling", "max_refills": 1}],
+    },
     "an adapter with a reference, a state of the objective, a schedule": {
         **ADAPTER,
         "objective": [*STATED, {"name": "kl", "coefficient": 0.1}],

@@ -37,6 +37,7 @@ REPORTED = {
     "smallest largest weight": "steer",
     "branches weight": "stream_weight",
     "share threshold": "top_entropy",
+    "credit": "turn_credit",
     "winners groups": "wapo",
 }
 METRICS = {name: metrics.split() for metrics, names in REPORTED.items() for name in names.split()}

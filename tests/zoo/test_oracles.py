@@ -48,6 +48,7 @@ SETTINGS = [
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("truncated_mask", denominator=["kept", "all"]),
+    *grid("turn_credit", coefficient=[1.0, 0.5], normalise=[True, False], epsilon=[1e-4, 0.3]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
     *grid("lp_reg", share=[0.3, 1.0], min_p=[0.02], coefficient=[1.3], form=["code"], ratio_cap=[None, 2.0]),
     *numbers("stare", ".25 4 | .57 .1 | 1.2 | .7 | .2 0 | 1.5 | .4", variant=["O1", "C2"]),
@@ -222,7 +223,11 @@ def drawn_rows(seed):
             block=draw.choice([-1.0, 0.0, 1.0, 2.0]),
         )
 
-    return [[drawn() for _ in range(draw.randint(0, 7))] for _ in range(4)]
+    rows = [[drawn() for _ in range(draw.randint(0, 7))] for _ in range(4)]
+    for row, tokens in enumerate(rows):
+        for place, token_ in enumerate(tokens):
+            token_ |= {"turn": float(place // 2), "earned": float((row + place // 2 + seed) % 3)}
+    return rows
 
 
 DRAWN = {seed: drawn_rows(seed) for seed in range(4)}
@@ -244,16 +249,18 @@ def made(methods):
 class Given:
     """A step for the library and for the oracles."""
 
-    def __init__(self, rows, live_ratio=False):
-        self.tokens, self.batch, self.live_ratio = number(rows), batch_of(rows, live_ratio=live_ratio), live_ratio
+    def __init__(self, rows, live_ratio=False, pairs=False):
+        self.tokens, self.live_ratio = number(rows), live_ratio
+        self.batch = batch_of(rows, range(len(rows)) if pairs else None, live_ratio=live_ratio)
         self.live = {
             field: torch.tensor([token[field] for token in self.tokens], dtype=torch.float64) for field in LIVE.values()
         }
 
 
 @cache
-def step(name, live_ratio=False):
-    return Given((EDGES | DRAWN)[name], live_ratio)
+def step(name, live_ratio=False, pairs=False):
+    """In pairs, two rows are the answers to one prompt; else each row is a group."""
+    return Given((EDGES | DRAWN)[name], live_ratio, pairs)
 
 
 def check(methods, given, state=None, memories=None):
@@ -300,15 +307,15 @@ def test_every_registered_method_has_an_oracle_and_settings():
 def test_edge_steps_equal_the_oracle(methods):
     first = methods in FIRST
     for name in EDGES if first else TELLING:
-        check(methods, step(name))
+        check(methods, step(name, pairs="turn_credit" in methods))
     for name in TELLING if first or len(methods) > 1 else TELLING[:1]:
-        check(methods, step(name, live_ratio=True))
+        check(methods, step(name, live_ratio=True, pairs="turn_credit" in methods))
 
 
 @pytest.mark.parametrize("methods", [parameter({name: chosen}, others > 0) for name, chosen, others in SETTINGS])
 def test_drawn_steps_equal_the_oracle(methods):
     for seed in DRAWN:
-        check(methods, step(seed, live_ratio=seed % 2 == 1))
+        check(methods, step(seed, live_ratio=seed % 2 == 1, pairs="turn_credit" in methods))
 
 
 @pytest.mark.parametrize("methods", [case for case in CASES if case.values[0].keys() & WITH_STATE])

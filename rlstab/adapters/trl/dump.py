@@ -27,6 +27,7 @@ from rlstab.adapters.trl.responses import (
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError
 from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
@@ -126,6 +127,8 @@ class DumpCallback(TrainerCallback):
             did = what_methods_did(step.plan, batch, live)
             had = {name: inputs[column] for name, column in COLUMNS.items() if inputs.get(column) is not None}
             had["truncated"] = truncated(inputs, self.ends)[:, None].expand_as(inputs["completion_ids"])
+            if inputs.get("tool_mask") is not None:
+                had["turn"] = turns_of(response_mask(inputs))
             tensors = tensors_of(batch, live, inputs["completion_ids"], had)
             self._add(tensors | did, inputs, loss, live.logprobs)
 

@@ -14,6 +14,7 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
+from rlstab.core.turns import turns_of
 from rlstab.errors import ShapeError, kind_of
 from rlstab.hosts import facts
 from rlstab.signals import SIGNAL_NAMES
@@ -144,6 +145,8 @@ def batch_of(
     signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
         signals["truncated"] = truncated(inputs, ends)
+    if "turn" in needs:
+        signals["turn"] = turns_of(mask).to(anchor.device)
     if CORRECTION in needs:
         signals[CORRECTION] = inputs[CORRECTION].expand(mask.shape)
     for name, provider in providers.items():

@@ -16,6 +16,7 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.turns import turns_of
 from rlstab.hosts import facts
 from rlstab.record.writer import tensors_of
 
@@ -83,7 +84,7 @@ class MiniBatch:
         """
         needs = objective.needs
         signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
-        computed = {"truncated": self.truncated, **self.evidence}
+        computed = {"truncated": self.truncated, "turn": turns_of(self.mask), **self.evidence}
         signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
         signals |= {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
         basics = {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
@@ -103,6 +104,7 @@ class MiniBatch:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         had = {name: self.columns[column][rows] for name, column in COLUMNS.items() if column in self.columns}
         had["truncated"] = self.truncated[rows, None].expand(ids.shape)
+        had["turn"] = turns_of(self.mask[rows])
         tensors = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
         if SCORES in self.columns:
             tensors["rewards"] = self.columns[SCORES][rows].sum(1).float()

@@ -266,7 +266,7 @@ def require_from(config: Any, objective: Composition) -> None:
         MissingSignal: names the method, the signal and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    signals = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
+    signals = BY_ENGINE | {"truncated", "branch", "turn"} | (frozenset() if fused else FROM_LOGITS)
     signals |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     signals |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
