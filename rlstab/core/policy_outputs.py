@@ -22,11 +22,13 @@ class PolicyOutputs(Spelled):
         entropies: entropies, nats, with grad only if a penalty differentiates them.
         log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
             kept set held constant; read only on the rows that a penalty names.
+        teacher_divergence: divergence from a teacher's next-token distribution, nats.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     log_kept_mass: Tensor | None = None
+    teacher_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():

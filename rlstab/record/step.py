@@ -17,7 +17,7 @@ from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
 from rlstab.core.policy_outputs import PolicyOutputs
 
 #: Outputs of the live policy, from which a loss is made.
-LIVE = ("logprobs", "entropies", "log_kept_mass")
+LIVE = ("logprobs", "entropies", "log_kept_mass", "teacher_divergence")
 #: Tensors by response, ``(S,)``; every dump has those in `REQUIRED`.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",

@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
-        live: ``logprobs``, ``entropies``, ``log_kept_mass``.
+        live: the log-probs, and each of :data:`rlstab.core.validate.LIVE`.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
@@ -320,4 +320,5 @@ def make_step(
     # drawn last, so that everything else in a step stays what it was without these signals
     evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
     evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
+    live["teacher_divergence"] = uniform(0.0, 2.0)
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

@@ -42,6 +42,7 @@ from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
+from rlstab.core.validate import LIVE
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
@@ -135,7 +136,7 @@ def train(
     require_signals(
         run.composition,
         provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
-        live=frozenset({"entropies", "log_kept_mass"}),
+        live=frozenset(LIVE),
         host="the trainer",
         cure=lambda name, live: "pass rlstab.train.train a function that makes it, in signals",
     )
@@ -212,7 +213,7 @@ class Trainer:
                 tell(console, "note", text)
             trial = require_decoding(policy, run.model.name, extremes, run.rollout)
             on_main_process(accelerator, partial(require_saved, policy, run.model.name, extremes, run.rollout))
-        other_models, self.first_lines = load_other_models(run, self.engine, signals, device, trial)
+        other_models, lessons, self.first_lines = load_other_models(run, self.engine, signals, device, trial)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
@@ -220,7 +221,7 @@ class Trainer:
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
         self.generator.require_blocks()
-        self.learner = Learner(self.engine, run, comm, main=self.main)
+        self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)

@@ -26,7 +26,12 @@ EVIDENCE = {
     "lag": "lag",
     "block_ids": "block",
 }
-LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
+LIVE = {
+    "logprobs": "logp",
+    "entropies": "live_H",
+    "log_kept_mass": "live_mass",
+    "teacher_divergence": "apart",
+}
 
 
 def token(
@@ -47,6 +52,7 @@ def token(
     block=0.0,
     teacher=0.0,
     updates=0.0,
+    apart=0.25,
 ):
     """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
 
@@ -69,6 +75,7 @@ def token(
         "block": block,
         "teacher": min(now + teacher, 0.0),
         "lag": updates,
+        "apart": apart,
     }
 
 
@@ -80,7 +87,7 @@ def number(rows):
 def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
     draw, other = random.Random(seed), random.Random(seed + 1000)
-    third = random.Random(seed + 2000)
+    third, fourth = random.Random(seed + 2000), random.Random(seed + 3000)
 
     def drawn(advantage, cut, branch, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
@@ -101,6 +108,7 @@ def random_rows(seed, lengths):
             block=-1.0 if place % 5 == 4 else float(place // 3),
             teacher=third.gauss(0, 0.7),
             updates=float(third.randint(0, 3)),
+            apart=fourth.uniform(0, 2),
         )
 
     rows = []
