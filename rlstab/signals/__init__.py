@@ -152,7 +152,7 @@ def _ask(
     compared: tuple[Source | None, float],
 ) -> tuple[Ask, float | Tensor]:
     """What is checked: the request, and the temperature in the dtype of the sums."""
-    unknown = sorted(needs.difference(ORDER))
+    unknown = sorted(needs - frozenset(ORDER))
     if unknown:
         raise MissingSignal(f"no signal is called '{unknown[0]}'. Known: {', '.join(sorted(ORDER))}.")
     if token_ids.shape != source.shape[:1]:

@@ -181,7 +181,7 @@ def divergence(policy: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Te
 
 
 def _change(gap: Tensor, beta: float) -> Tensor:
-    """The derivative dD / dp of an outcome up to a constant, beta above 0, from ln q / p: ln p / q, or (1 - beta) ln p / m."""
+    """What dD / dp is up to a constant, for beta above 0, from the gap ln q / p: ln p / q or (1 - beta) ln p / m."""
     if beta == 1:
         return -gap
     return torch.logaddexp(gap + math.log(beta), gap.new_tensor(math.log1p(-beta))).mul_(beta - 1)
