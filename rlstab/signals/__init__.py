@@ -194,6 +194,11 @@ def _target(source: Tensor, vocab: int, temperature: float | Tensor, teacher: So
             f"a teacher with hidden {shapes['hidden']} and weight {shapes['weight']}; expected (N, d') and (V', d') "
             f"with V' of at least {vocab}, the policy's vocabulary."
         )
+    if isinstance(teacher, TopK) and (shapes["ids"] != shapes["logprobs"] or teacher.ids.dtype != torch.int64):
+        raise ShapeError(
+            f"a teacher with ids of {teacher.ids.dtype} and shape {shapes['ids']}, log-probs of {shapes['logprobs']}; "
+            f"expected torch.int64, and (N, k) for both."
+        )
     return teacher.target(float(beta), vocab, temperature, COLUMNS)
 
 

@@ -126,8 +126,8 @@ class Rows:
 
     def logprobs(self, span: slice, logits: Tensor, buffers: Buffers) -> Tensor:
         """The log-probs of a tile of logits, in a buffer."""
-        log_sum = (self.top[span] + self.log_sum[span]).unsqueeze(1)
-        return torch.sub(logits, log_sum, out=buffers.take("policy", *logits.shape))
+        shifted = torch.sub(logits, self.top[span].unsqueeze(1), out=buffers.take("policy", *logits.shape))
+        return shifted.sub_(self.log_sum[span].unsqueeze(1))
 
     def outputs(self, ctx: Any) -> tuple[Tensor | None, ...]:
         """In the order of the record; the likeliest token's log-prob is declared without a gradient."""
