@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OTHER_MODELS
+from rlstab.core.devices import sent
 from rlstab.explain.costs import reference
 from rlstab.models.decoding import require_batches
 from rlstab.models.loading import vocabulary_size
@@ -29,8 +30,17 @@ from rlstab.train.rollout import Rollout
 Lessons: TypeAlias = Callable[[], AbstractContextManager[Callable[[Sequences, Tensor], Source] | None]]
 
 
+#: A user-defined teacher; see :func:`rlstab.train.train`.
+Listed: TypeAlias = Callable[[Sequences], tuple[Tensor, Tensor]]
+
+
 def load_other_models(
-    run: RunConfig, engine: Engine, signals: Collection[str], device: torch.device, trial: tuple[Sequences, Sequences]
+    run: RunConfig,
+    engine: Engine,
+    signals: Collection[str],
+    device: torch.device,
+    trial: tuple[Sequences, Sequences],
+    teacher: Listed | None = None,
 ) -> tuple[dict[str, Callable[[Rollout], Tensor]], Lessons, list[str]]:
     """Load the reference and the teacher, as far as the objective reads them; every process calls it.
 
@@ -40,6 +50,7 @@ def load_other_models(
         signals: names of the signals that user-defined functions make, for which no model is loaded.
         device: where other weights are loaded.
         trial: batches by which :func:`rlstab.models.decoding.require_batches` tries a model that is named.
+        teacher: user-defined, in place of the teacher's distributions.
 
     Returns:
         functions that compute the log-probs of each, by the name of the signal; the distributions of the teacher, in a
@@ -53,6 +64,9 @@ def load_other_models(
     models = dict[str, Callable[[], AbstractContextManager[Policy]]]()
     for signal, role in OTHER_MODELS.items():
         if signal not in run.composition.needs | run.composition.live_needs or signal in signals:
+            continue
+        if signal == "teacher_divergence" and teacher is not None:
+            lessons = partial(nullcontext, partial(_listed, teacher, engine.accelerator.device))
             continue
         name, distributions = getattr(run.model, role), signal == "teacher_divergence"
         lines.append(f"{role} model: {reference(run, name, 'optimizer step' if distributions else 'rollout')}")
@@ -72,6 +86,11 @@ def load_other_models(
         else:
             logprobs[signal] = partial(_logprobs, models[role], run, hint)
     return logprobs, lessons, lines
+
+
+def _listed(teacher: Listed, device: torch.device, sequences: Sequences, index: Tensor) -> TopK:
+    ids, logprobs = teacher(sequences)
+    return TopK(*(sent(values.flatten(0, 1)[index], device) for values in (ids, logprobs)))
 
 
 @contextmanager
