@@ -86,7 +86,7 @@ class TopK(Source):
         best = [target.logprobs(span, buffers)[0].topk(min(k, vocab)) for span in rows]
         if not best:
             return cls(*(teacher.hidden.new_zeros(0, k, dtype=dtype) for dtype in (torch.int64, torch.float32)))
-        return cls(torch.cat([each.indices for each in best]), torch.cat([each.values for each in best]))
+        return cls(torch.cat([tile.indices for tile in best]), torch.cat([tile.values for tile in best]))
 
     def target(self, beta: float, vocab: int, temperature: float | Tensor, columns: int) -> _FromTopK:
         """What a pass compares the policy with."""
@@ -158,8 +158,8 @@ class _FromTopK(Target):
         rest = (slope / p.clamp(min=torch.finfo(p.dtype).tiny))[:, -1:]
         gradient = policy.exp_().mul_(rest)
         local = self.ids[span] - columns.start
-        inside = (local >= 0) & (local < policy.shape[1])
-        listed = torch.where(inside, (slope - p * rest)[:, :-1], 0.0)
+        in_tile = (local >= 0) & (local < policy.shape[1])
+        listed = torch.where(in_tile, (slope - p * rest)[:, :-1], 0.0)
         return gradient.scatter_add_(1, local.clamp(0, policy.shape[1] - 1), listed)
 
     def pick(self, index: Tensor) -> _FromTopK:

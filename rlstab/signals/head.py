@@ -176,11 +176,11 @@ def _compared_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, target: Ta
     """Whole rows, as many as fill a tile: the sums of both distributions are known before they are compared."""
     rows, vocab = Rows.empty(hidden.shape[0], ask.needs, hidden), head.weight.shape[0]
     height = max(1, min(ask.rows, hidden.shape[0], ask.rows * ask.columns // vocab))
-    buffers, others = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
+    buffers, teacher_buffers = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
     for span in spans(hidden.shape[0], height):
         x = head.whole(hidden, span, ask.columns, buffers)
         whole_rows(rows, span, x, ids[span], ask)
-        rows.compare(target, span, x, others)
+        rows.compare(target, span, x, teacher_buffers)
     return rows
 
 
@@ -258,7 +258,7 @@ def _backward(
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
-    buffers, others = Buffers(hidden, size), Buffers(hidden, size)
+    buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
     target = ask.target if dense or ask.target is None else ask.target.pick(live)
     steep = grads["teacher_divergence"] * head.factor if "teacher_divergence" in grads else None
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
@@ -271,7 +271,7 @@ def _backward(
             x = head.logits(live_hidden, span, columns, buffers)
             pull = None
             if target is not None and steep is not None:
-                pull = rows.pull(target, steep, span, columns, x, others)
+                pull = rows.pull(target, steep, span, columns, x, teacher_buffers)
             g = slope[span].of_tile(x, ids[span], columns.start, buffers.take("e", *x.shape))
             if pull is not None:
                 g.add_(pull)

@@ -21,12 +21,12 @@ class LogitsSignals(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         rows = Rows.empty(logits.shape[0], ask.needs, logits)
         height = _height(logits, ask)
-        others = Buffers(logits, min(height, logits.shape[0]) * logits.shape[1])
+        teacher_buffers = Buffers(logits, min(height, logits.shape[0]) * logits.shape[1])
         for span in spans(logits.shape[0], height):
             divided = _divided(logits[span].to(wide(logits.dtype)), temperature, span)
             whole_rows(rows, span, divided, ids[span], ask)
             if ask.target is not None:
-                rows.compare(ask.target, span, divided, others)
+                rows.compare(ask.target, span, divided, teacher_buffers)
         ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(rows.values)
         ctx.save_for_backward(logits, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)
@@ -54,7 +54,7 @@ def _gradient(
     height = _height(logits, ask)
     live = live_rows(grads, logits.shape[0], logits.device)
     size = min(height, live.numel()) * logits.shape[1]
-    buffers, others = Buffers(logits, size), Buffers(logits, size)
+    buffers, teacher_buffers = Buffers(logits, size), Buffers(logits, size)
     for index in (live[span] for span in spans(live.numel(), height)):
         values = {name: values[index] for name, values in rows.values.items()}
         part = Rows(values, rows.top[index], rows.log_sum[index])
@@ -71,8 +71,10 @@ def _gradient(
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)
         pull: float | Tensor = 0.0
         if ask.target is not None and "teacher_divergence" in arrived:
-            everything, steep = slice(None), arrived["teacher_divergence"] / by_row
-            pull = part.pull(ask.target.pick(index), steep, everything, slice(0, logits.shape[1]), divided, others)
+            whole_span, steep = slice(None), arrived["teacher_divergence"] / by_row
+            pull = part.pull(
+                ask.target.pick(index), steep, whole_span, slice(0, logits.shape[1]), divided, teacher_buffers
+            )
         out = slope.of_tile(divided, ids[index], 0, buffers.take("gradient", *divided.shape))
         gradient.index_copy_(0, index, out.add_(pull).to(gradient.dtype))
     return gradient

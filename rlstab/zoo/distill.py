@@ -55,7 +55,7 @@ class Distill(TokenObjective):
           It refuses a teacher with more logits than the policy; here these are cut off and the rest renormalised,
           because models with one tokenizer pad their vocabularies to different sizes.
         - From TRL's ``GKDTrainer``: it compares at temperature 1 whatever it samples at.
-        - With ``top_k`` from other code: TRL's server trainer has the same outcome for all other tokens
+        - From other code with ``top_k``: TRL's server trainer has the same outcome for all other tokens
           (``loss_add_tail``); verl's sums only over the k tokens, which is not a divergence.
 
     Pitfalls:
@@ -113,8 +113,12 @@ class Distill(TokenObjective):
     def in_words(self) -> dict[str, str]:
         kinds = {0.0: "forward KL", 0.5: "Jensen-Shannon", 1.0: "reverse KL"}
         kind = f"the {kinds.get(self.beta, f'generalised Jensen-Shannon (beta = {self.beta})')} divergence"
-        over = "" if self.top_k is None else f" over the teacher's {self.top_k} likeliest tokens and all others as one"
-        words = {"penalties": f"Add {self.coefficient} times {kind} between policy and teacher{over}, on every token."}
+        outcomes = (
+            "" if self.top_k is None else f" over the teacher's {self.top_k} likeliest tokens and all others as one"
+        )
+        words = {
+            "penalties": f"Add {self.coefficient} times {kind} between policy and teacher{outcomes}, on every token."
+        }
         return {**words, "bonus": "Take the advantage away."} if self.alone else words
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
