@@ -228,6 +228,22 @@ def axolotl(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
+def prime_rl(session: nox.Session) -> None:
+    """The tests of the adapter for prime-rl by its own loss module: ``nox -s prime_rl -- FOLDER``, a checkout of it.
+
+    Its other packages, which need a GPU, are not installed.
+    """
+    if not session.posargs:
+        session.error("give the path of a checkout of prime-rl: nox -s prime_rl -- FOLDER")
+    source = Path(session.posargs[0]).absolute()
+    own = "beartype", "jaxtyping", "prime-pydantic-config", "wandb", "hypothesis>=6.120"
+    session.install("torch==2.13.0", "-e", ".[testing]", *own)
+    paths = os.pathsep.join(str(source / folder) for folder in ("src", "packages/prime-rl-configs/src"))
+    env = {**env_of("prime_rl"), "PYTHONPATH": paths}
+    session.run("python", "-m", "pytest", "tests/adapters/test_prime_rl.py", *session.posargs[1:], env=env)
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
 def openrlhf(session: nox.Session) -> None:
     """OpenRLHF's policy losses held to the cut; without its dependencies, which need a GPU."""
     session.install("torch==2.13.0", "-e", ".[testing]")

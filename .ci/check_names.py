@@ -38,22 +38,11 @@ FOLDERS = ("rlstab", "examples", ".ci")
 PENDING = (
     "adapters",
     "bins.py",
-    "cli.py",
     "console.py",
-    "errors.py",
-    "extras.py",
-    "hosts.py",
-    "kl_estimators.py",
     "logs",
     "look",
-    "preflight.py",
     "record",
-    "report",
     "safe_read.py",
-    "testing/compare.py",
-    "testing/cut_free.py",
-    "testing/laws.py",
-    "train/checkpoint.py",
 )
 
 

@@ -30,7 +30,7 @@ IN_SDIST = {
 IN_WHEEL = {
     "rlstab/py.typed", "rlstab/data/countdown-tiny/model.safetensors", "rlstab/data/examples/countdown.yaml",
     "rlstab/hosts.yaml", "rlstab/look/look.html", "rlstab/look/look.js", "rlstab/look/look.css",
-    "rlstab/presets/presets.yaml", "rlstab/report/page.html",
+    "rlstab/page/frame.html", "rlstab/page/page.css", "rlstab/presets/presets.yaml", "rlstab/report/page.html",
 }  # fmt: skip
 WHERE = """
 import importlib.metadata, pathlib, sys, rlstab

@@ -76,6 +76,7 @@ from rlstab.zoo.sign_weights import SignWeights as SignWeights
 from rlstab.zoo.stare import STARE as STARE
 from rlstab.zoo.steer import STEER as STEER
 from rlstab.zoo.stream_weight import StreamWeight as StreamWeight
+from rlstab.zoo.support_replay import SupportReplay as SupportReplay
 from rlstab.zoo.token_mean import TokenMean as TokenMean
 from rlstab.zoo.top_entropy import TopEntropyMask as TopEntropyMask
 from rlstab.zoo.truncated_mask import TruncatedMask as TruncatedMask

@@ -69,6 +69,7 @@ class Run:
         ended: whether it made all steps that it planned; None if that is not known.
         config: the settings of a run of rlstab; empty for others, and if the file is missing or damaged.
         judged: signs by detector, judged on every rollout, of a run that a results file keeps in bins of ten.
+        not_finite: metrics of which a reader left out values that were NaN, Inf or null.
         remarks: what could not be read or was changed, and why.
     """
 
@@ -84,6 +85,7 @@ class Run:
     ended: bool | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     judged: Mapping[str, Sign] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     bins: dict[str, Curve] = field(default_factory=dict, init=False, repr=False)
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
@@ -23,9 +22,6 @@ from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command imports only what it uses
     from rlstab.config.document import Kind
-
-#: Names of `rlstab look` in earlier releases.
-OLD_NAMES = ("diagnose", "view", "replay")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete
 
-        argcomplete.autocomplete(parser, exclude=OLD_NAMES)
+        argcomplete.autocomplete(parser)
     options = parser.parse_args(arguments)
     try:
         code = int(options.command(options) or 0)
@@ -87,14 +83,13 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            hint = did_you_mean(value, [name for name in action.choices if name not in OLD_NAMES])
-            raise argparse.ArgumentError(action, f"unknown: '{value}'. {hint}")
+            raise argparse.ArgumentError(action, f"unknown: '{value}'. {did_you_mean(value, action.choices)}")
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
-        options, others = self.parse_known_args(arguments, namespace)
-        if others:
-            name, known = others[0].partition("=")[0], options.parser._option_string_actions
-            hint = did_you_mean(name, known) if name.startswith("-") else "Name it before the options."
+        options, unknown = self.parse_known_args(arguments, namespace)
+        if unknown:
+            name, option_names = unknown[0].partition("=")[0], options.parser._option_string_actions
+            hint = did_you_mean(name, option_names) if name.startswith("-") else "Name it before the options."
             options.parser.error(f"unknown: {name}. {hint}")
         return options
 
@@ -105,27 +100,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=lambda _: parser.print_help(), parser=parser)
     commands = parser.add_subparsers(metavar="COMMAND", dest="called")
 
-    def command(run: Callable[[argparse.Namespace], int | None], help: str, *old_names: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, aliases=old_names)
+    def command(run: Callable[[argparse.Namespace], int | None], help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help)
         added.set_defaults(command=run, parser=added)
         return added
 
-    several: dict[str, Any] = {"action": "extend", "type": lambda text: text.split(","), "default": []}
-    words: dict[str, Any] = {"action": "append", "nargs": "+", "default": []}  # see _separated
+    comma_list: dict[str, Any] = {"action": "extend", "type": lambda text: text.split(","), "default": []}
     look = command(
-        _look,
-        "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
-        *OLD_NAMES,
+        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
     )
     logs = "run folder, results file, log of a trainer or tracker (TRL, verl, wandb, MLflow, ...), export of prime-rl"
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump, or - for pasted text (this folder)")
-    look.add_argument("--methods", **words, metavar="METHOD,...", help="files or names (all)")
+    look.add_argument("--methods", **comma_list, metavar="METHOD,...", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
-    told = "run this code, for user-defined methods of a dump; may be repeated"
-    look.add_argument("--code", action="append", default=[], metavar="FILE.py", help=told)
+    description = "run this code, for user-defined methods of a dump; may be repeated"
+    look.add_argument("--code", action="append", default=[], metavar="FILE.py", help=description)
     look.add_argument("--model", metavar="FOLDER", help="run this model to add the signals that a dump lacks")
     look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    look.add_argument("--fail-on", **words, metavar="SIGN,...", help="end with exit code 3 if one is present")
+    look.add_argument("--fail-on", **comma_list, metavar="SIGN,...", help="end with exit code 3 if one is present")
     look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
     look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
     look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
@@ -139,9 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     init = command(_init, "write a run file to start from, with a comment on every setting")
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
     init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); never over an existing file")
-    for host, what in (("trl", "GRPOConfig"), ("verl", "verl's actor")):
+    for host, role in (("trl", "GRPOConfig"), ("verl", "verl's actor")):
         init.add_argument(
-            f"--from-{host}", metavar="FILE", help=f"print the loss of settings of {what} as an objective"
+            f"--from-{host}", metavar="FILE", help=f"print the loss of settings of {role} as an objective"
         )
 
     check = command(_check, "check a file in seconds, without training: what would fail, what a run needs and costs")
@@ -165,14 +157,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job for each run")
     bench.add_argument("--print", dest="launcher", action="store_const", const="print", help="print a command for each")
-    bench.add_argument("--only", **several, metavar="SETTING/METHOD,...", help="* matches anything")
+    bench.add_argument("--only", **comma_list, metavar="SETTING/METHOD,...", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
     probe = command(_probe, "say which instabilities a method withstands, up to what dose, and at what cost")
     probe.add_argument("asked", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
-    probe.add_argument("--probe", dest="names", **several, metavar="NAME,...", help="this one (all)")
+    probe.add_argument("--probe", dest="names", **comma_list, metavar="NAME,...", help="this one (all)")
     probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
     probe.add_argument("--model", metavar="NAME", help="on a model other than the small one, such as smollm2")
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
@@ -188,11 +180,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
     report.add_argument("--paper", metavar="DIR", help="write CSV, a LaTeX table, and figures as SVG and PDF")
     report.add_argument("--width", choices=("column", "page"), default="column", help="of these figures (column)")
-    told = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
-    report.add_argument("--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=told)
-    told = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"
-    report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=told)
-    report.add_argument("--metric", dest="metrics", **several, metavar="NAME,...", help="eval/mean (all)")
+    description = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
+    report.add_argument(
+        "--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=description
+    )
+    description = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"
+    report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=description)
+    report.add_argument("--metric", dest="metrics", **comma_list, metavar="NAME,...", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
@@ -315,13 +309,13 @@ def _check(options: argparse.Namespace) -> None:
 def _init(options: argparse.Namespace) -> None:
     from rlstab.explain.run_file import recipe_list, write_run_file
 
-    given = {host: path for host in ("trl", "verl") if (path := getattr(options, f"from_{host}")) is not None}
-    if given:
+    host_files = {host: path for host in ("trl", "verl") if (path := getattr(options, f"from_{host}")) is not None}
+    if host_files:
         from rlstab.adapters.host_objective import objective_file
 
-        if len(given) > 1 or options.recipe is not None:
+        if len(host_files) > 1 or options.recipe is not None:
             raise ConfigError("rlstab init takes a recipe, --from-trl or --from-verl. Give one of them.")
-        ((host, path),) = given.items()
+        ((host, path),) = host_files.items()
         text = objective_file(host, path)
         if options.out is None:
             print(visible(text, spaces=False), end="")
@@ -385,34 +379,10 @@ def _report(options: argparse.Namespace) -> None:
     make_report(**_given(options, "methods"), methods=_patterns(options.methods))
 
 
-def _separated(options: argparse.Namespace, name: str) -> list[str]:
-    """The values of an option, which commas separate, without the paths behind them.
-
-    Earlier commits separated values by blanks: a later word that is no path still counts as one, with a note. A YAML
-    file is an objective.
-    """
-    values, given = list[str](), getattr(options, name)
-    for first, *words in given:
-        paths = [word for word in words if Path(word).exists() or ("/" in word and ":" not in word)]
-        paths = [path for path in paths if not path.endswith((".yaml", ".yml"))]
-        options.paths = [*options.paths, *paths]
-        values += [first, *(word for word in words if word not in paths)]
-    if len(values) > len(given) and not options.as_json:  # who reads JSON may read both streams as one
-        form = f"--{name.replace('_', '-')} {','.join(values)}"
-        print(f"note: write {form}; the next release takes what follows a blank as a path", file=sys.stderr)
-    return [value for word in values for value in word.split(",") if value]
-
-
 def _look(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.look.look import look
 
-    if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
-        print(f"rlstab {options.called} is rlstab look now; the next release drops the old name", file=sys.stderr)
-    if options.called == "replay":  # took methods after its dump
-        options.paths, options.methods = options.paths[:1], [*([name] for name in options.paths[1:]), *options.methods]
-
-    options.methods, options.fail_on = _separated(options, "methods"), _separated(options, "fail_on")
     return look(**_given(options), console=Terminal())
 
 

@@ -94,16 +94,16 @@ def plain(name: str) -> str:
 
 def likeness(name: str, other: str) -> float:
     """Similarity of two names, about 0 to 1: swapped letters cost little, and a common prefix counts."""
-    one, two = sorted((plain(name), plain(other)), key=len)
-    ratios = [difflib.SequenceMatcher(None, *pair).ratio() for pair in ((one, two), (sorted(one), sorted(two)))]
-    return sum(ratios) / 2 + (0.2 if len(one) >= 3 and two.startswith(one) else 0)
+    short, long = sorted((plain(name), plain(other)), key=len)
+    ratios = [difflib.SequenceMatcher(None, *pair).ratio() for pair in ((short, long), (sorted(short), sorted(long)))]
+    return sum(ratios) / 2 + (0.2 if len(short) >= 3 and long.startswith(short) else 0)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of an error about an unknown name: the most similar known name, or all of them."""
-    known = sorted(known)
-    close = max(known, key=lambda other: likeness(name, other), default="")
-    return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(known)}."
+    names = sorted(names)
+    close = max(names, key=lambda other: likeness(name, other), default="")
+    return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(names)}."
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:

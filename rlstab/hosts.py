@@ -30,6 +30,7 @@ REFUSED: Mapping[str, str] = {
     "penalties": "a penalty, a term of the loss with a gradient of its own",
     "gates": "a trust region other than one clip of the ratio",
     "surrogate": "a replacement for the ratio",
+    "support": "log-probs over the tokens that the sampler kept",
     "ratio": "another ratio",
     "unclipped": "tokens without a trust region",
     "lr_scale": "another learning rate",
@@ -116,8 +117,8 @@ class Host:
         missing = [f"`{name}`" for name in sorted(objective.needs - self.gives - BASICS)]
         missing += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if self.data_level:
-            asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
-            missing += [f"a way to express `{name}`: {what}" for what, name in asks.items()]
+            refused = {reason: leaf.name for leaf in walk(objective) if (reason := refusal(leaf.method)) is not None}
+            missing += [f"a way to express `{name}`: {reason}" for reason, name in refused.items()]
         return missing
 
     def require(self, objective: Composition) -> None:
@@ -142,9 +143,9 @@ def kl_settings(objective: TokenObjective, name: str) -> list[Any]:
 def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
     """A method that excludes a correction for the sampler, and why; None if none does."""
     for leaf in walk(objective):
-        why = leaf.method.excludes.get("importance_correction")
-        if why is not None:
-            return leaf.name, why
+        reason = leaf.method.excludes.get("importance_correction")
+        if reason is not None:
+            return leaf.name, reason
         # a penalty towards the sampler, or a gate, does not change the weights of the policy term
         if leaf.method.writes - {"lr_scale", "penalties", "gates"} and "rollout_logprobs" in leaf.method.needs:
             return leaf.name, "both correct for the sampler."
@@ -154,19 +155,19 @@ def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
 def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``GRPOConfig`` needs with an objective, other than those that must stay at their defaults."""
     readers, coefficients, estimators = _reference(objective)
-    wanted = coefficients[0] if coefficients else 0.001
+    coefficient = coefficients[0] if coefficients else 0.001
     settings = {
-        "beta": HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), readers)
+        "beta": HostSetting(coefficient, lambda value: value in coefficients if coefficients else bool(value), readers)
         if readers
         else HostSetting(0.0, lambda value: not value, _UNREAD)
     }
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
-    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts only on 'kl'"
-    settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, why)
+    reason = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts only on 'kl'"
+    settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, reason)
     excluding = own_correction(objective)
     if excluding is not None:
-        why = f"'{excluding[0]}' excludes it: {excluding[1].rstrip('.')}"
-        settings[CORRECTION_SETTING] = HostSetting(False, lambda value: not value, why)
+        reason = f"'{excluding[0]}' excludes it: {excluding[1].rstrip('.')}"
+        settings[CORRECTION_SETTING] = HostSetting(False, lambda value: not value, reason)
     return settings
 
 
@@ -186,11 +187,11 @@ def verl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
 def skyrl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``trainer.algorithm`` needs with an objective, other than those that must stay at defaults."""
     readers, _, _ = _reference(objective)
-    own = "SkyRL's term would be added: the coefficient is that of 'kl' in the objective"
+    added = "SkyRL's term would be added: the coefficient is that of 'kl' in the objective"
     return {
         "policy_loss_type": HostSetting("rlstab", lambda value: value == "rlstab", "the objective has another name"),
         "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
-        **({"kl_loss_coef": HostSetting(0.0, lambda value: not value, own)} if readers else {}),
+        **({"kl_loss_coef": HostSetting(0.0, lambda value: not value, added)} if readers else {}),
     }
 
 
@@ -202,12 +203,12 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
     names = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
     coefficients = kl_settings(objective, "coefficient")
     with_coefficient = f" with the coefficient {coefficients[0]}" if coefficients else ""
-    why = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else ""
-    return why, coefficients, kl_settings(objective, "estimator")
+    reason = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else ""
+    return reason, coefficients, kl_settings(objective, "estimator")
 
 
 #: A response is truncated if its last token is not an EOS; no host grows branches.
-_GIVES = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+_GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 
@@ -218,12 +219,12 @@ def _host(
     live: frozenset[str] = _LIVE,
 ) -> Host:
     """A host whose loss is replaced."""
-    told = {name: facts(key)[name] for name in _TOLD if name in facts(key)}
-    return Host(key, gives=gives, live=live, settings=settings, **told)
+    entries = {name: facts(key)[name] for name in _ENTRIES if name in facts(key)}
+    return Host(key, gives=gives, live=live, settings=settings, **entries)
 
 
 #: Fields of a host that ``hosts.yaml`` has.
-_TOLD = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
+_ENTRIES = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
     "trl": _host("trl", trl_settings),
     "axolotl": _host("axolotl", trl_settings),
@@ -261,9 +262,9 @@ def refusal(method: TokenObjective) -> str | None:
     for leaf in walk(method):
         if isinstance(leaf.method, Observe):
             continue
-        for name, what in REFUSED.items():
-            if name in leaf.method.writes:
-                return what
+        reason = next((text for field, text in REFUSED.items() if field in leaf.method.writes), None)
+        if reason is not None:
+            return reason
         bounds = own_bounds(leaf.method)
         if bounds is not None and (isinstance(bounds.low, Tensor) or isinstance(bounds.high, Tensor)):
             return "a separate clip for each token"
@@ -277,10 +278,10 @@ def require_data_level(objective: Composition) -> None:
         ConfigError: names the method, what it asks for, and what to change.
     """
     for key, method in objective.keyed.items():
-        what = refusal(method)
-        if what is not None:
+        reason = refusal(method)
+        if reason is not None:
             raise ConfigError(
-                f"'{key}' asks for {what}, which neither a mask nor advantages can express. Remove it, or use "
+                f"'{key}' asks for {reason}, which neither a mask nor advantages can express. Remove it, or use "
                 f"rlstab.adapters.trl."
             )
 

@@ -47,12 +47,12 @@ class _K3(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, d: Tensor, cap: float | None) -> Tensor:
-        held = d.clamp(-MAX_D, MAX_D)
-        slope = held.exp().sub_(1)
-        value = slope - held
-        slope *= held.eq_(d)
+        bounded = d.clamp(-MAX_D, MAX_D)
+        slope = bounded.exp().sub_(1)
+        value = slope - bounded
+        slope *= bounded.eq_(d)
         if cap is not None:
-            slope *= torch.le(value, cap, out=held)
+            slope *= torch.le(value, cap, out=bounded)
             value.clamp_(max=cap)
         ctx.save_for_backward(slope)
         return value

@@ -64,7 +64,7 @@ def preflight(run: RunConfig) -> list[str]:
     else:
         lines += _try_model(run, task)
         unchecked.append("the weights of the model")
-    return [*lines, *(f"not checked: {what}" for what in unchecked)]
+    return [*lines, *(f"not checked: {subject}" for subject in unchecked)]
 
 
 def _is_on_the_hub(name: str) -> bool:
@@ -83,12 +83,12 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     for workers in [task.workers, *(reward.workers for reward in rewards)]:
         if workers is not None:
             workers.close()
-    told = f"scores {scores.rewards.item():g}"
+    result = f"scores {scores.rewards.item():g}"
     if scores.errors or scores.timed_out.any():
-        told = f"cannot be scored, and would get 0: {' '.join(scores.errors) or 'it takes too long'}"
+        result = f"cannot be scored, and would get 0: {' '.join(scores.errors) or 'it takes too long'}"
     sizes = [f"{'unlimited' if size is None else size} prompts in `{split}`" for split, size in task.size.items()]
     return [
-        f"task {task.name}: {', '.join(sizes)}; an empty answer {told}",
+        f"task {task.name}: {', '.join(sizes)}; an empty answer {result}",
         f"first prompt: {example.prompt[:PROMPT_SHOWN]!r}",
         *silent,
     ]
@@ -104,15 +104,15 @@ def never_right(settings: TaskSettings, task: Task) -> list[str]:
         examples += [task.example(split, index * count // min(ANSWERS, count)) for index in range(min(ANSWERS, count))]
     pairs = [(example, text) for example in examples if (text := _right_completion(settings, example)) is not None]
     scores = score(task, [example for example, _ in pairs], [text for _, text in pairs])
-    wrong = [(pair, given) for pair, given in zip(pairs, scores.rewards.tolist(), strict=True) if given < 1]
+    wrong = [(pair, reward) for pair, reward in zip(pairs, scores.rewards.tolist(), strict=True) if reward < 1]
     if not wrong:
         return [f"right answers: {len(pairs)} tried, all score 1"] if pairs else []
-    (example, text), given = wrong[0]
-    why = f" ({scores.errors[0]})" if scores.errors else ""
+    (example, text), reward = wrong[0]
+    error = f" ({scores.errors[0]})" if scores.errors else ""
     return [
         f"note: {len(wrong)} of {len(pairs)} right answers do not score 1, so the policy cannot be right there: "
         f"{example.where or example.prompt[:60]!r} has the answer {example.answer!r:.80}, and {text!r:.80} scores "
-        f"{given:g}{why}. Look at the answers, task.scorer and task.answer_pattern."
+        f"{reward:g}{error}. Look at the answers, task.scorer and task.answer_pattern."
     ]
 
 
@@ -143,8 +143,8 @@ def _text_of(parsed: Iterable[Any], answer: str) -> str:
             case "BRANCH":
                 text += _text_of(value[1][0], answer)
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                inside = _text_of(value[2], answer)
-                text += inside if answer in inside else inside * value[0]
+                repeated = _text_of(value[2], answer)
+                text += repeated if answer in repeated else repeated * value[0]
             case "LITERAL":
                 text += chr(value)
             case "RANGE":
@@ -187,15 +187,15 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     policy = Policy(described, tokenizer, 0, frozenset(), "fp32")
     terminal = Terminal(stderr=True)
     watch = partial(track, console=terminal, transient=True, disable=not terminal.is_terminal)
-    told = [f"note: {text}" for text in require_prompts(policy, task, run.rollout, watch)[0]]
+    notes = [f"note: {text}" for text in require_prompts(policy, task, run.rollout, watch)[0]]
     example = task.example("train", 0)
     last = tokenizer.decode(policy.tokens(example, run.rollout)[-1:])
     if not run.rollout.chat and last in tokenizer.all_special_tokens and not example.prompt.endswith(last):
-        told.append(
+        notes.append(
             f"note: the tokenizer ends each prompt with {last!r}, so responses begin after an end. Switch that off "
             f"in its tokenizer_config.json, for example by add_eos_token: false."
         )
-    return told
+    return notes
 
 
 def _require_safetensors(setting: str, name: str) -> None:

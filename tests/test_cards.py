@@ -10,9 +10,9 @@ import torch
 
 import rlstab
 from docs.hooks import measure, pages
+from rlstab.core.metadata import Card, card
 from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective
-from rlstab.explain.card import Card, card
 from rlstab.presets import PRESETS
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Offer, Stage

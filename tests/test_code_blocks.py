@@ -33,6 +33,7 @@ RUN_BY = {
     "adapters/test_trl_page.py::test_the_lines_of_the_page_run": ["hosts/trl.md python", "hosts/trl.md yaml"],
     "adapters/test_verl_page.py::test_the_lines_of_the_page_run": ["hosts/verl.md yaml"],
     "test_code_blocks.py::test_the_settings_for_axolotl_name_a_plugin_that_exists": ["hosts/axolotl.md text"],
+    "adapters/test_prime_rl.py::test_the_example_of_the_page_trains": ["hosts/index.md toml"],
     "adapters/test_data.py::test_the_lines_of_the_page_run": ["hosts/data.md python", "hosts/data.md yaml"],
     "test_code_blocks.py::test_a_block_for_a_cluster_names_what_exists": [
         "hosts/skyrl.md python",

@@ -74,7 +74,7 @@ def test_traces_agree_with_the_metrics() -> None:
 
 #: What all methods of the zoo do to single tokens, at one of their example settings or another.
 DOES = {
-    "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean token_mean",
+    "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean support_replay token_mean",
     "boosted clipped damped": "aspo ce_gppo dppo",
     "boosted damped": "cispo drpo entropy_shaping fipo iw_opd opd rlsd stare steer stream_weight vespo",
     "boosted damped dropped": "importance_correction",

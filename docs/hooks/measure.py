@@ -22,6 +22,7 @@ from rlstab.core.objective import State, TokenObjective, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Totals
+from rlstab.core.validate import LIVE
 
 #: Responses per prompt, and the limit of their length in tokens: a response of that length was cut off.
 GROUP, LIMIT = 4, 64
@@ -89,6 +90,7 @@ def cloud(min_p: float = MIN_P) -> TokenBatch:
         rollout_logprobs=moved(old, MISMATCH),
         max_logprobs=logits[:, 0],
         log_kept_mass=torch.where(kept, logits, -torch.inf).logsumexp(1),
+        log_support_mass=torch.maximum(logprobs, torch.full_like(logprobs, 0.8).log()),
         sum_p_sq=(2 * logits).exp().sum(1),
         truncated=(lengths == LIMIT).double()[sequence],
         branch=(rows // GROUP % 4 == 3).double()[sequence],
@@ -149,7 +151,7 @@ class Decided:
 def live(batch: TokenBatch) -> PolicyOutputs:
     """The policy at the start of the step."""
     assert batch.logprobs is not None
-    return PolicyOutputs(batch.logprobs, batch.entropies, batch.log_kept_mass)
+    return PolicyOutputs(batch.logprobs, batch.entropies, batch.log_kept_mass, batch.log_support_mass)
 
 
 def coefficients(part: Part, policy: PolicyOutputs) -> Tensor:
@@ -163,7 +165,7 @@ def coefficients(part: Part, policy: PolicyOutputs) -> Tensor:
 
 def factors(part: Part, policy: PolicyOutputs) -> Tensor:
     """``(n,)`` coefficients relative to those of an untouched token; NaN where the advantage is 0."""
-    untouched = held_ratio(replace(part, terms=replace(part.terms, keep=None, ratio=None)), policy.constant())
+    untouched = held_ratio(replace(part, terms=replace(part.terms, keep=None, ratio=None, support=None)), policy.constant())
     return coefficients(part, policy) / (untouched * part.batch.advantages)
 
 
@@ -187,7 +189,7 @@ def divisors(part: Part) -> Tensor:
 def _slopes(part: Part, policy: PolicyOutputs) -> dict[str, Tensor]:
     leaves = {
         name: values.detach().clone().requires_grad_()
-        for name in ("logprobs", "entropies", "log_kept_mass")
+        for name in ("logprobs", *LIVE)
         if (values := getattr(policy, name)) is not None
     }
     loss = loss_of_part(part, PolicyOutputs(**leaves), None, ONE, ONE).loss
@@ -300,6 +302,7 @@ def _responses(case: Case, moved: str, advantage: float) -> tuple[TokenBatch, Po
         rollout_logprobs=old - shift if moved == "sampler" else old,
         max_logprobs=torch.maximum(old, torch.full_like(old, 0.6).log()),
         log_kept_mass=torch.full_like(old, 0.95).log(),
+        log_support_mass=torch.full_like(old, 0.8).log(),
         sum_p_sq=torch.full_like(old, 0.4),
         truncated=torch.zeros_like(old),
         branch=torch.zeros_like(old),
@@ -307,4 +310,5 @@ def _responses(case: Case, moved: str, advantage: float) -> tuple[TokenBatch, Po
         lag=torch.zeros_like(old),
         block_ids=(position // 8).double(),
     )
-    return batch, PolicyOutputs(old + shift if moved == "live" else old, batch.entropies, batch.log_kept_mass)
+    moving = old + shift if moved == "live" else old
+    return batch, PolicyOutputs(moving, batch.entropies, batch.log_kept_mass, batch.log_support_mass)

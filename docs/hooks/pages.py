@@ -17,12 +17,11 @@ from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
 from rlstab.config import suggestions
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
-from rlstab.core.metadata import SOURCES, NoOpAt
+from rlstab.core.metadata import SOURCES, NoOpAt, card
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE
-from rlstab.explain.card import card
 from rlstab.explain.costs import COSTS, YOURS
 from rlstab.explain.stages import KINDS
 from rlstab.hosts import refusal
@@ -37,7 +36,7 @@ from tests.examples import EXAMPLES, STAGE_EXAMPLES
 RIVALS = ("surrogate", "bounds")
 #: Where a method acts, by the fields of Terms that it fills; one that fills none reports a number of the step.
 PLACES: Mapping[str, frozenset[str]] = {
-    "ratio and trust region": frozenset({"ratio", "bounds", "surrogate", "gates"}),
+    "ratio and trust region": frozenset({"support", "ratio", "bounds", "surrogate", "gates"}),
     "which tokens count": frozenset({"keep", "weight", "unclipped"}),
     "advantage": frozenset({"bonus"}),
     "penalty": frozenset({"penalties"}),

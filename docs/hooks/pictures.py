@@ -84,7 +84,7 @@ _ON_THE_CLOUD = (
     "The tokens of one optimizer step, the same for all methods: 32 responses whose rare tokens are far more frequent "
     "than in practice."
 )
-REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
+REGION = frozenset({"support", "ratio", "bounds", "surrogate", "gates"})
 _TOKENS = frozenset({"keep", "weight", "bonus", "unclipped", "penalties"})
 
 #: Of Okabe and Ito, whom the colour-blind can tell apart.

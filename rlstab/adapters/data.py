@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlstab.config import load_objective
+from rlstab.adapters.training import Given, open_objective
 from rlstab.core.batch import TokenBatch, layout_of, to_padded
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.compose import compose
 from rlstab.core.loss import Part, counts, token_mean
 from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective
@@ -148,12 +146,12 @@ class DataLevel:
 
     def __init__(
         self,
-        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective,
+        objective: Given,
         mean: HostMean | None = None,
         *,
         state: State | None = None,
     ) -> None:
-        self.objective = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
+        self.objective = open_objective(objective, complete=False)
         require_data_level(self.objective)
         bounds = own_bounds(self.objective)
         low, high, dual = (NO_LOW, NO_HIGH, None) if bounds is None else (bounds.low, bounds.high, bounds.dual)

@@ -27,11 +27,6 @@ VERL_LOSS = facts("verl")["loss"]
 OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
 #: Losses of verl that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
-_VERL_KL: Mapping[str, str] = {
-    **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl": "k3", "k3": "k3"},
-    **dict.fromkeys(("kl+", "k1+"), "k2"),
-    **dict.fromkeys(("low_var_kl+", "k3+"), "k3_straight_through"),
-}
 
 
 def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
@@ -171,53 +166,39 @@ def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
         ConfigError: no objective is that loss; names the nearest setting for which one is.
     """
     get = {**VERL_LOSS, **actor}
-    kind = get["loss_mode"]
-    low, high = (
-        get["clip_ratio"] if get[name] is None else get[name] for name in ("clip_ratio_low", "clip_ratio_high")
-    )
-    clip = {"name": "clip_higher", "low": low, "high": high}
-    cov = {"share": get["clip_cov_ratio"], "low": get["clip_cov_lb"], "high": get["clip_cov_ub"]}
-    floor = {} if low >= 1 else {"floor": 1 - low}
-    dppo = {"name": "dppo", "low": low, "high": high, "cap": get["clip_ratio_c"], "anchor": "old"}
-    known: Mapping[str, Methods] = {
-        "vanilla": [{**clip, "dual_clip": get["clip_ratio_c"]}],
-        "gspo": [clip, {"name": "gspo"}],
-        "sapo": [{"name": "sapo", "positive": get["tau_pos"], "negative": get["tau_neg"]}, {"name": "sequence_mean"}],
-        "clip_cov": [clip, {"name": "clip_cov", **cov, "clip_low": low, "clip_high": high}],
-        "kl_cov": [{"name": "kl_cov", "share": get["kl_cov_ratio"], "coefficient": get["ppo_kl_coef"]}],
-        "geo_mean": [{"name": "gmpo", "low": low, "high": high}, {"name": "sequence_mean"}],
-        "cispo": [{"name": "cispo", "cap": 1 + high, **floor}],
-        "gpg": [{"name": "cispo", "cap": 1.0, "floor": 1.0}],
-        "dppo_tv": [{**dppo, "divergence": "tv"}],
-        "dppo_kl": [{**dppo, "divergence": "kl"}],
-    }
-    if kind not in known:
-        raise ConfigError(f"policy_loss.loss_mode = {kind!r}: no objective is this loss. {did_you_mean(kind, known)}")
-    methods, mode, factor = known[kind], get["loss_agg_mode"], get["loss_scale_factor"]
-    if mode == "seq-mean-token-sum-norm" and not factor:
+    for bound in ("clip_ratio_low", "clip_ratio_high"):
+        get[bound] = get["clip_ratio"] if get[bound] is None else get[bound]
+    low, high = get["clip_ratio_low"], get["clip_ratio_high"]
+    get |= {"largest_ratio": 1 + high, "smallest_ratio": 1 - low if low < 1 else None}
+    methods = _chosen(get, "loss_mode", "policy_loss.loss_mode = {!r}: no objective is this loss.")
+    mean = _chosen(get, "loss_agg_mode", "loss_agg_mode = {!r}: no objective averages like that.")
+    if get["loss_agg_mode"] == "seq-mean-token-sum-norm" and not get["loss_scale_factor"]:
         raise ConfigError(
             "loss_agg_mode = 'seq-mean-token-sum-norm' without loss_scale_factor divides by the padded width of a "
             "micro-batch, which no objective does. Set loss_scale_factor, for example to the longest response."
         )
-    averages: Mapping[str, Methods] = {
-        "token-mean": [],
-        "seq-mean-token-mean": [{"name": "sequence_mean"}],
-        "seq-mean-token-sum": [{"name": "constant_length", "length": 1}],
-        "seq-mean-token-sum-norm": [{"name": "constant_length", "length": factor}],
-    }
-    if mode not in averages:
-        raise ConfigError(f"loss_agg_mode = {mode!r}: no objective averages like that. {did_you_mean(mode, averages)}")
-    if kind not in _OVER_RESPONSES:
-        methods = methods + averages[mode]
+    if get["loss_mode"] not in _OVER_RESPONSES:
+        methods = [*methods, *mean]
+    methods = [{key: get.get(value, value) for key, value in method.items()} for method in methods]
+    methods = [{key: value for key, value in method.items() if value is not None} for method in methods]
     if get["entropy_coeff"]:
         methods.append({"name": "entropy_bonus", "coefficient": get["entropy_coeff"]})
     if get["use_kl_loss"] and get["kl_loss_coef"]:
-        estimator = _VERL_KL.get(get["kl_loss_type"])
-        if estimator is None:
-            kl = get["kl_loss_type"]
-            raise ConfigError(f"kl_loss_type = {kl!r} is not an estimator of 'kl'. {did_you_mean(kl, _VERL_KL)}")
+        estimator = _chosen(get, "kl_loss_type", "kl_loss_type = {!r} is not an estimator of 'kl'.")
         methods.append({"name": "kl", "coefficient": get["kl_loss_coef"], "estimator": estimator})
     return _loadable(methods)
+
+
+def _chosen(settings: Mapping[str, Any], name: str, message: str) -> Any:
+    """What verl's loss is by the value of a setting.
+
+    Raises:
+        ConfigError: the message and the nearest value.
+    """
+    table = facts("verl")["objective"][name]
+    if settings[name] not in table:
+        raise ConfigError(f"{message.format(settings[name])} {did_you_mean(settings[name], table)}")
+    return table[settings[name]]
 
 
 def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
@@ -322,7 +303,10 @@ def check_value(host: str, name: str, value: Any, where: str) -> None:
             raise ConfigError(f"{where} = {value!r} is not a value that {HOSTS['trl'].titled} accepts. {nearest}")
         return
     kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
-    default = {**defaults_of(host), **facts(host).get("recorded", {})}[name]
+    defaults = {**defaults_of(host), **facts(host).get("recorded", {})}
+    if name not in defaults:
+        raise ConfigError(f"{where} is not a setting that decides the loss of {HOSTS[host].name}.")
+    default = defaults[name]
     allowed, called = kinds.get(type(default), ((numbers.Real,), "a number"))
     if value is None and (default is None or name in ("clip_ratio_low", "clip_ratio_high", "max_completion_length")):
         return

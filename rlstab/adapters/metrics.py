@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from rlstab.core.metrics import RunningMeans, Sums, means_over_ranks
+from rlstab.core.metrics import RunningMeans, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 from rlstab.hosts import facts
@@ -24,11 +23,11 @@ class HostMetrics:
 
     Args:
         host: key of :data:`rlstab.hosts.HOSTS`.
-        gather: the sums of every rank, from those of this one.
+        group: process group of the ranks; None is the default one.
     """
 
-    def __init__(self, host: str, gather: Callable[[Sums], Sequence[Sums]]) -> None:
-        self.names, self.gather, self.means = facts(host), gather, RunningMeans()
+    def __init__(self, host: str, group: Any = None) -> None:
+        self.names, self.group, self.means = facts(host), group, RunningMeans()
 
     def add(self, step: OptimizerStep) -> None:
         """Merge the metrics of an optimizer step; of a refused step, which may hold NaN, only that it was refused."""
@@ -47,7 +46,7 @@ class HostMetrics:
 
     def collect(self) -> dict[str, float]:
         """The means over all ranks since the last call, by the host's names. Every rank must call it."""
-        ranks = self.gather(self.means.take())
+        ranks = from_ranks(self.means.take(), self.group)
         means = means_over_ranks(ranks)
         known, prefix = self.names["metrics"], self.names["prefix"]
         if "empty" in self.names:
@@ -57,8 +56,10 @@ class HostMetrics:
         return metrics | ({self.names["clipped"]: sum(sides)} if sides else {})
 
 
-def from_ranks(group: Any, value: T) -> list[T]:
-    """The value of every rank of a process group, in rank order."""
+def from_ranks(value: T, group: Any = None) -> list[T]:
+    """The value of every rank of a process group, in rank order; this one alone where there are no ranks."""
+    if not dist.is_initialized():
+        return [value]
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

@@ -67,13 +67,16 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
         raise ConfigError(f"'{name}' and {setting} exclude each other: {why} Write {off}, or remove '{name}'.")
 
 
-def check_trl_settings(config: Any, objective: Composition, *, derived: bool = False) -> None:
+def check_trl_settings(
+    config: Any, objective: Composition, *, derived: bool = False, title: str = "GRPOConfig"
+) -> None:
     """Refuse settings that the objective replaces or contradicts, and steps that span generations.
 
     Args:
         config: a ``GRPOConfig``, as TRL completed it, or an object with its attributes.
         objective: by which the trainer is to train.
         derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
+        title: the class of the config, in errors.
 
     Raises:
         ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
@@ -81,7 +84,7 @@ def check_trl_settings(config: Any, objective: Composition, *, derived: bool = F
     wrong, write = _misfits(config, objective, derived=derived)
     if not wrong:
         return
-    lines = "\n  ".join(f"GRPOConfig.{sentence}." for sentence in wrong)
+    lines = "\n  ".join(f"{title}.{sentence}." for sentence in wrong)
     advice = f"Write {_keywords(write)}."
     if any(name in (*TRL_LOSS, "beta") for name in write):
         try:

@@ -7,14 +7,12 @@ advantages without that divisor.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial, wraps
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,17 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlstab.adapters import releases
-from rlstab.adapters.checkpoint import keep_state, restore_state
-from rlstab.adapters.host_signals import held_signals, unscored
-from rlstab.adapters.identity import distinct_hashes, hashes
-from rlstab.adapters.metrics import HostMetrics, from_ranks
+from rlstab.adapters.checkpoint import keep_state
+from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
 from rlstab.adapters.settings import misfits
-from rlstab.config import load_objective
+from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch
-from rlstab.core.comm import Comm, LocalComm, TorchComm
-from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import TokenObjective, check_complete
+from rlstab.core.compose import Composition
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
@@ -45,14 +39,13 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noq
 from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase  # noqa: E402  # after the check
 from skyrl.backends.skyrl_train.workers.worker_utils import get_microbatch_iterator  # noqa: E402  # after the check
 
-logger = logging.getLogger(__name__)
 #: The value of ``trainer.algorithm.policy_loss_type``.
 NAME = "rlstab"
 _READ = ("sequences", "attention_mask", "loss_mask", "advantages", "action_log_probs")
 _METHODS = ("forward_backward", "optim_step", "save_checkpoint", "load_checkpoint")
 
 
-def register(objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective, config: Any) -> None:
+def register(objective: Given, config: Any) -> None:
     """Register an objective as SkyRL's policy loss ``rlstab``, in the launch script, before Ray is initialized.
 
     Args:
@@ -66,11 +59,10 @@ def register(objective: str | Path | Mapping[str, Any] | list[Any] | TokenObject
         HostError: the installed SkyRL is not what the adapter was written for.
     """
     check_host()
-    chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
-    check_complete(chosen)
+    chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
-    get, wanted = attrgetter, {**skyrl_settings(chosen)}
-    wrong, write = misfits(lambda name: get(name)(config.trainer.algorithm), facts("skyrl")["loss"], wanted)
+    algorithm = config.trainer.algorithm
+    wrong, write = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
     lines = [
         f"trainer.algorithm.{sentence}. Write trainer.algorithm.{name}={flow(value)}."
         for sentence, (name, value) in zip(wrong, write.items(), strict=True)
@@ -82,19 +74,17 @@ def register(objective: str | Path | Mapping[str, Any] | list[Any] | TokenObject
     PolicyLossRegistry.register(NAME, PolicyLoss(chosen))
 
 
-class PolicyLoss:
+class PolicyLoss(HostTraining):
     """The policy loss that SkyRL calls for each micro-batch, and hooks around its optimizer step.
 
     Ray sends it to each worker, where it begins with the initial state.
 
     Attributes:
-        objective: with which the policy is trained.
-        state: of the objective after the last optimizer step; part of each checkpoint.
         step: the optimizer step between ``forward_backward`` and ``optim_step``; None otherwise.
     """
 
     def __init__(self, objective: Composition) -> None:
-        self.objective, self.state = objective, objective.init_state()
+        self._rlstab_open("skyrl", objective)
         self.step: OptimizerStep | None = None
         for name in _METHODS:
             _intercept(name)
@@ -110,8 +100,6 @@ class PolicyLoss:
                 "SkyRL called the policy loss outside of a planned optimizer step, and the adapter has not seen its "
                 "mini-batch. Train with trainer.strategy=fsdp and policy_loss_type=rlstab."
             )
-        if step.plan is None:  # refused: every rank runs the same backward, whose gradients are discarded
-            return log_probs.sum() * 0.0, {}
         index = step.losses
         return step.loss(index, PolicyOutputs.from_padded(step.batches[index], logprobs=log_probs.float())).loss, {}
 
@@ -120,23 +108,21 @@ class PolicyLoss:
         if self.step is not None:
             raise HostError("SkyRL ran forward_backward twice before optim_step: the first was planned as all of it.")
         group, device = worker.device_mesh.get_group("dp"), next(worker.model.parameters()).device
-        comm: Comm = TorchComm(group, device) if dist.get_world_size(group) > 1 else LocalComm()
-        tokens = comm.sum(data["loss_mask"].sum().double()).clamp(min=1)
+        self._rlstab_share(device, group)
+        tokens = self._rlstab_comm.sum(data["loss_mask"].sum().double()).clamp(min=1)
         seen: Counter[bytes] = Counter()
         cut = worker.cfg.micro_train_batch_size_per_gpu, worker.cfg.max_tokens_per_microbatch
         evidence = [self._batch(worker, part, float(tokens), seen) for part in get_microbatch_iterator(data, *cut)]
-        self.step = step = OptimizerStep(self.objective, self.state, comm)
+        self.step = step = self._rlstab_new_step()
         try:
-            step.make_plan([batch for batch, _ in evidence])
-            step.reports.append(unscored(self.objective.needs, evidence))
+            plan_step(step, evidence)
             output = theirs(data, *args, **kwargs)
             step.finish()
         except BaseException:
             self.step = None
             raise
-        metrics = HostMetrics("skyrl", partial(from_ranks, group))
-        metrics.add(step)
-        output.metrics.update(metrics.collect())
+        self._rlstab_metrics.add(step)
+        output.metrics.update(self._rlstab_metrics.collect())
         return output
 
     def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> tuple[TokenBatch, Tensor]:
@@ -148,22 +134,20 @@ class PolicyLoss:
         read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
         columns = {name: part.get(name).to(device) for name in read}
         old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals, lost = held_signals(needs, columns, names, old, host="skyrl")
+        signals, unscored = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
             signals |= _evidence(worker, columns, width)
-        known: dict[str, Any] = {**signals}
-        there = columns["attention_mask"].bool()
-        ids = [row[real].cpu().numpy() for row, real in zip(columns["sequences"], there, strict=True)]
-        prompts = [row[:-width][real[:-width]] for row, real in zip(columns["sequences"], there, strict=True)]
+        rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
+        prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
         batch = TokenBatch.from_padded(
             response_mask=mask,
             advantages=columns["advantages"] * tokens,
             old_logprobs=old,
-            sequence_ids=distinct_hashes([row.tobytes() for row in ids], seen, device),
-            group_ids=hashes([prompt.cpu().numpy().tobytes() for prompt in prompts], device),
-            **known,
+            sequence_ids=distinct_hashes([row[real].numpy().tobytes() for row, real in rows], seen, device),
+            group_ids=hashes(prompts, device),
+            **by_kind(signals),
         )
-        return batch, (lost & mask).count_nonzero()
+        return batch, (unscored & mask).count_nonzero()
 
     def optim_step(self, theirs: Callable[..., Any], worker: Any) -> Any:
         """SkyRL's, at the scaled learning rate; a refused or skipped step only moves the schedule."""
@@ -188,21 +172,19 @@ class PolicyLoss:
                     hook.remove()
             if norm is not None and not math.isfinite(norm):
                 step.refusal = f"the gradient norm is {norm}: SkyRL skipped the optimizer step."
-        if step.refusal is not None and dist.get_rank() == 0:
-            logger.warning(f"an optimizer step was refused: {step.refusal}")
-        self.state = step.state
+        self._rlstab_settle(step)
         return norm
 
     def save_checkpoint(self, theirs: Callable[..., Any], worker: Any, ckpt_dir: str, *args: Any, **kwargs: Any) -> Any:
         """SkyRL's checkpoint, with the state of the objective in the same folder."""
         saved = theirs(ckpt_dir, *args, **kwargs)
         if dist.get_rank() == 0:
-            keep_state(_local(ckpt_dir), self.objective, self.state)
+            keep_state(_local(ckpt_dir), self.objective, self.objective_state)
         return saved
 
     def load_checkpoint(self, theirs: Callable[..., Any], worker: Any, ckpt_dir: str, *args: Any, **kwargs: Any) -> Any:
         """SkyRL's checkpoint, and the state of the objective from the same folder."""
-        self.state = restore_state(_local(ckpt_dir), self.objective)
+        self._rlstab_restore(_local(ckpt_dir))
         return theirs(ckpt_dir, *args, **kwargs)
 
 

@@ -10,11 +10,11 @@ import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,22 +23,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state, restore_state
-from rlstab.adapters.host_signals import held_signals, unscored
-from rlstab.adapters.identity import distinct_hashes, hashes
-from rlstab.adapters.metrics import HostMetrics
-from rlstab.config import load_objective
+from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.console import capital
-from rlstab.core.batch import SIGNALS, TokenBatch
-from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compose import Composition
+from rlstab.core.objective import State
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.step import OptimizerStep
 from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
 from rlstab.files import replace_file
 from rlstab.hosts import adapted
 
-#: The forms in which an objective is given.
-Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER, STATE = "tinker.txt", "state-"
 _FIELDS = ("mask", "advantages", "logprobs")
@@ -46,7 +41,7 @@ _FIELDS = ("mask", "advantages", "logprobs")
 _LINEAR = "cross_entropy"
 
 
-class TinkerLoss:
+class TinkerLoss(HostTraining):
     """A function for ``forward_backward_custom`` where the SDK takes all fields of a ``Datum``; one per optimizer step.
 
     Each ``Datum`` has ``(N,)`` fields: ``target_tokens``; ``mask``, 1 on tokens that the policy sampled;
@@ -66,15 +61,14 @@ class TinkerLoss:
     """
 
     def __init__(self, objective: Given, state: State | None = None) -> None:
-        self.objective: Composition = _chosen(objective)
-        self.step = OptimizerStep(self.objective, self.objective.init_state() if state is None else state)
+        self._rlstab_open("tinker", _chosen(objective), state=state)
+        self.step = self._rlstab_new_step()
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
         step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
-        batch, lost = batch_of(data, live.detach(), self.objective.needs)
-        step.make_plan([batch])
-        out = step.loss(0, PolicyOutputs.from_padded(batch, logprobs=live))
-        step.reports.append(unscored(self.objective.needs, [(batch, lost)]))
+        evidence = batch_of(data, live.detach(), self.objective.needs)
+        plan_step(step, [evidence])
+        out = step.loss(0, PolicyOutputs.from_padded(evidence[0], logprobs=live))
         zero = live.sum() * 0.0  # a gradient for data without any
         gradients = torch.autograd.grad(out.loss + zero, list(logprobs), retain_graph=True)
         step.finish(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
@@ -84,12 +78,11 @@ class TinkerLoss:
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the step: rlstab's, and its loss."""
-        means = HostMetrics("tinker", lambda own: [own])
-        means.add(self.step)
-        return {"loss": self.step.total_loss, **means.collect()}
+        self._rlstab_metrics.add(self.step)
+        return {"loss": self.step.total_loss, **self._rlstab_metrics.collect()}
 
 
-class TinkerTrainer:
+class TinkerTrainer(HostTraining):
     """Optimizer steps of a Tinker ``TrainingClient`` by an objective::
 
         trainer = TinkerTrainer(client, "objective.yaml")
@@ -103,18 +96,13 @@ class TinkerTrainer:
         objective: path of a YAML file, what such a file holds, or a method or composition.
         state: of the objective after the last optimizer step; None is the initial one.
 
-    Attributes:
-        state: of the objective after the last optimizer step.
-        last_refusal: why the last refused optimizer step was refused.
-
     Raises:
         MissingSignal: a method reads an output of the live policy that Tinker does not have.
     """
 
     def __init__(self, client: Any, objective: Given, state: State | None = None) -> None:
-        self.client, self.objective = client, _chosen(objective)
-        self.state: State = self.objective.init_state() if state is None else state
-        self.last_refusal: str | None = None
+        self.client = client
+        self._rlstab_open("tinker", _chosen(objective), state=state)
         self._data: list[Any] = []
         self._loss: TinkerLoss | None = None  # with the futures, while a step is in progress
         self._futures: list[Any] = []
@@ -153,8 +141,8 @@ class TinkerTrainer:
                 rate = adam.learning_rate * (1.0 if plan is None else plan.lr_scale)
                 self._futures.append(self.client.optim_step(_with_rate(adam, rate)))
             self._futures[1].result()
-        self.last_refusal = loss.step.refusal or self.last_refusal
-        self.state, self._loss = loss.step.state, None
+        self._loss = None
+        self._rlstab_settle(loss.step)
         return loss.metrics()
 
     def _submit(self, data: list[Any]) -> None:
@@ -163,7 +151,7 @@ class TinkerTrainer:
         ``forward_backward_custom`` does the same by two requests, but an SDK may call its function in the background,
         and then takes no further request after a step that is refused.
         """
-        loss = TinkerLoss(self.objective, self.state)
+        loss = TinkerLoss(self.objective, self.objective_state)
         unweighted = [torch.zeros(len(datum.loss_fn_inputs["target_tokens"].data)) for datum in data]
         found = self.client.forward(_weighted(data, unweighted), _LINEAR).result().loss_fn_outputs
         live = [torch.tensor(one["logprobs"].data).requires_grad_() for one in found]
@@ -192,7 +180,7 @@ class TinkerTrainer:
         path = str(self.client.save_state(name).result().path)
         Path(folder).mkdir(parents=True, exist_ok=True)
         state = Path(tempfile.mkdtemp(prefix=STATE, dir=folder))
-        keep_state(state, self.objective, self.state)
+        keep_state(state, self.objective, self.objective_state)
         replace_file(Path(folder, SERVER), f"{path}\n{state.name}\n")
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
@@ -233,10 +221,9 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
     old = columns.get("old_logprobs", columns["logprobs"])
     names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
     names["rollout_logprobs"] = "logprobs"
-    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
+    signals, unscored = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
-    known: dict[str, Any] = {name: values for name, values in held.items() if name in SIGNALS}
     batch = TokenBatch.from_padded(
         response_mask=columns["mask"],
         advantages=columns["advantages"],
@@ -244,10 +231,9 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         logprobs=logprobs,
         sequence_ids=distinct_hashes([row.tobytes() for row in ids], Counter()),
         group_ids=hashes([prompt.tobytes() for prompt in prompts]),
-        extra={name: values for name, values in held.items() if name not in SIGNALS},
-        **known,
+        **by_kind(signals),
     )
-    return batch, (lost & columns["mask"].bool()).count_nonzero()
+    return batch, (unscored & columns["mask"].bool()).count_nonzero()
 
 
 def check_host() -> None:
@@ -271,8 +257,7 @@ def _saved(folder: str | Path) -> tuple[str, Path]:
 
 
 def _chosen(objective: Given) -> Composition:
-    chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
-    check_complete(chosen)
+    chosen = open_objective(objective)
     host = adapted("tinker")
     replace(host, release="", gives=host.gives | chosen.needs).require(chosen)  # any field may be given
     return chosen

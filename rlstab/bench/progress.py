@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.console import counted, say
+from rlstab.console import say
 from rlstab.progress import PERIOD, TimeLeft
 from rlstab.run_files import METRICS
 from rlstab.safe_read import read_object
-from rlstab.signs import SIGNS
-from rlstab.summary import judged
 
 #: Number of rollouts over which shown values are averaged; a single one says little.
 WIDTH = 10
@@ -82,24 +78,11 @@ class Screen(Progress):
         )
 
 
-def outcome(runs: Sequence[BenchRun]) -> list[str]:
-    """Lines about finished runs: the last values of each method, means over its seeds, and the signs present."""
-    values, signs = defaultdict[str, list[float]](list), Counter[str]()
-    for run in runs:
-        records = last_records(run.folder, size=sys.maxsize)
-        signs.update(SIGNS[sign.name].title for sign in judged(records) if sign.fired)
-        if "held out" in (measured := _measured(records)):
-            values[f"{run.setting}/{run.method}"].append(measured["held out"])
-    means = [f"{name} {sum(scores) / len(scores):.3f}" for name, scores in values.items()]
-    titles = [f"{title} in {counted(count, 'run')}" for title, count in signs.most_common()]
-    return [f"held out: {', '.join(means)}"] * bool(means) + [f"stood out: {', '.join(titles) or 'nothing'}"]
-
-
-def last_records(folder: Path, size: int | None = None) -> list[dict[str, Any]]:
+def last_records(folder: Path) -> list[dict[str, Any]]:
     """Records in the last bytes of a run's metrics, without lines that are cut off or still being written."""
     try:
         with (folder / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (size or TAIL)))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines()
     except OSError:  # the run has not begun to write
         return []

@@ -26,7 +26,7 @@ from rich.console import Console
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import changed_beside, chosen, notes_of, plan_of, unnamed, with_other_settings
-from rlstab.bench.progress import Screen, outcome
+from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, record_failure, write_record
 from rlstab.bench.worker import LOG, ORDER, QUEUED, how
 from rlstab.config.document import dump
@@ -187,11 +187,8 @@ def _conclude(bench: Bench, runs: Sequence[BenchRun], console: Console) -> int:
     if bench.again:  # the caller says what they came to
         say(console, f"{bench.out}: {_summary(runs)}")
         return 1 if failed else 0
-    finished = [run for run in runs if read_record(run.folder).get("status") == "finished"]
-    for text in outcome(finished):
-        say(console, text)
     say(console, f"folder: {bench.out} ({_summary(runs)})", copied=True)
-    if finished:
+    if len(failed) < len(runs):
         say(console, f"next: {shell_command('report', str(bench.out))}", copied=True)
     return 1 if failed else 0
 

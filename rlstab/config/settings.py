@@ -376,7 +376,7 @@ Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 
 
 class RolloutSettings(Settings):
-    """How responses are sampled. No top-k and no top-p: log-probs are those of the whole distribution."""
+    """How responses are sampled. With top-p or top-k, ``support_replay`` makes the ratio that of what was sampled."""
 
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
@@ -384,6 +384,10 @@ class RolloutSettings(Settings):
         24, description="longest response; then it is cut off"
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="draw from the fewest likeliest tokens with this mass, in training"
+    )
+    top_k: Every = Field(0, description="draw from so many likeliest tokens, in training; 0 is all")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
     precision: Precision | None = Field(None, description="precision of the sampler's weights")
@@ -403,6 +407,11 @@ class RolloutSettings(Settings):
         for name in sorted(TEMPLATE_TAKEN & (self.chat_template or {}).keys()):
             refuse(True, f"chat_template.{name}", "rlstab sets it, since it samples token by token. Leave it out.")
         return self
+
+    @property
+    def cut(self) -> bool:
+        """Whether the sampler draws from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0
 
     @field_serializer("stop")
     def _stop_alone(self, stop: tuple[str, ...] | None) -> Any:

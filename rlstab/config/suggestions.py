@@ -26,33 +26,27 @@ from rlstab.zoo import METHODS
 HEADINGS: Mapping[str, Any] = {name: field.annotation for name, field in RunSettings.model_fields.items()}
 #: A key that occurs under more headings than this could belong to any of them.
 MOST_HOMES = 3
-#: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
+#: A key that is at least this like a setting of its heading is that one.
 MISSPELT = 0.85
-#: Letters that a key needs for that: too many short words are alike.
+#: Letters of a name in another library that may be misspelt: too many short words are alike.
 LONG = 6
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
     """A hint for a key that ``model``, a part of a file, does not have."""
-    settings_here, table = list(model.model_fields), {**_homes(), **_answers()}
-    word, closeness = plain(key), max(likeness(key, name) for name in settings_here)
-    if "preset" in settings_here and closeness < MISSPELT:
-        return (
-            f"Settings of its methods go under `set`, as in set: {{METHOD: {{{key}: ...}}}}; other methods are items."
-        )
-    if len(word) >= LONG and word not in {*table, *_kinds()} and closeness < NEAR:
-        word = max((name for name in table if likeness(key, name) >= MISSPELT), default=word)
-    if word in settings_here:
+    word, settings_here = plain(key), list(model.model_fields)
+    answers = _answers() | {name: f"'{name}' is {kind}." for name, kind in _kinds().items()}
+    if word in settings_here or max(likeness(key, name) for name in settings_here) >= MISSPELT:
         return did_you_mean(key, settings_here)
-    if word in _answers():
-        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[word]
-        return f"{_answers()[word]} Known here: {', '.join(settings_here)}." if method else _answers()[word]
-    if word in _kinds():
-        return f"'{word}' is {_kinds()[word]}."
-    other_level = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
+    if "preset" in settings_here:
+        return f"Settings of its methods go under `set`: set: {{METHOD: {{{key}: ...}}}}; other methods are items."
+    if word not in {*answers, *_homes()} and len(word) >= LONG:
+        word = max((name for name in answers if likeness(word, name) >= MISSPELT), default=word)
+    other_level = "{name:" if tag_of(model) in METHODS.names() else "the method"
     homes = [home for home in _homes().get(word, ()) if other_level not in home]
-    is_misplaced = closeness < MISSPELT and 0 < len(homes) <= MOST_HOMES
-    return f"It belongs to {' or '.join(homes)}." if is_misplaced else did_you_mean(key, settings_here)
+    if word in answers:
+        return answers[word]
+    return f"It belongs to {' or '.join(homes)}." if 0 < len(homes) <= MOST_HOMES else did_you_mean(key, settings_here)
 
 
 def unknown_name(name: str, expected: Sequence[str]) -> str:

@@ -31,8 +31,6 @@ _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[
 #: Settings that may be the path of a file or folder.
 _PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference|teacher)|adapter\.path|task\.(path|eval_path))")
 
-_imports: dict[Path, tuple[dict[Path, tuple[int, int]], list[Path]]] = {}
-
 
 def is_user_code(name: object) -> bool:
     """Whether a text names an object in a .py file."""
@@ -126,26 +124,12 @@ def _sum_of_file(path: Path, size: int, modified: int) -> str:
 
 
 def _imported(path: Path) -> list[Path]:
-    """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count.
-
-    They are looked for again where one of the files, or of the folders that hold them, was modified.
-    """
-    stamps, files = _imports.get(path, ({}, []))
-    if not stamps or stamps != {near_path: _stamp(near_path) for near_path in stamps}:
-        finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
-        with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
-            finder.run_script(str(path))
-        imported = (getattr(module, "__file__", None) for module in finder.modules.values())
-        files = sorted(Path(file) for file in imported if file and Path(file) != path)
-        stamps = {near_path: _stamp(near_path) for file in (path, *files) for near_path in (file, file.parent)}
-        _imports[path] = stamps, files
-    return files
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """The time of its last modification, and its size; zeros if it is gone."""
-    stat = path.stat() if exists(path) else None
-    return (stat.st_mtime_ns, stat.st_size) if stat else (0, 0)
+    """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count."""
+    finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
+    with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
+        finder.run_script(str(path))
+    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+    return sorted(Path(file) for file in imported if file and Path(file) != path)
 
 
 def portable(data: Any) -> Any:

@@ -25,6 +25,7 @@ SIGNALS: Mapping[str, str] = {
     "max_logprobs": "log-prob of the likeliest token, nats",
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
+    "log_support_mass": "log of the policy's mass on the tokens that the sampler kept (top-p, top-k), nats",
     "truncated": "1 on the tokens of a response that was cut off at the limit of its length, else 0",
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "lag": "updates of the policy since the weights that sampled the token",
@@ -34,7 +35,7 @@ SIGNALS: Mapping[str, str] = {
 LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
 #: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
 #: in the thousands are off by 3e-4 nats.
-MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass"), 1e-3)
+MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), 1e-3)
 #: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
 #: of numbers up to 128, which bfloat16 rounds to 0.5.
 LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3, "teacher_divergence": -1e-3}
@@ -122,6 +123,7 @@ class TokenBatch(SequenceArithmetic):
     max_logprobs: Tensor | None = None
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
+    log_support_mass: Tensor | None = None
     truncated: Tensor | None = None
     branch: Tensor | None = None
     lag: Tensor | None = None

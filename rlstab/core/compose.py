@@ -220,7 +220,7 @@ class Observe(Combinator, combinator=True):
 
     def __post_init__(self) -> None:
         check_methods("observe", (self.method,))
-        slots = sorted(self.method.writes & {"ratio", "aggregate"})
+        slots = sorted(self.method.writes & {"support", "ratio", "aggregate"})
         if slots:
             raise Conflict(
                 f"observe('{self.method.name}'): it defines the {slots[0]} of every token.\n  Compare two runs instead."

@@ -6,7 +6,8 @@
                                               or -surrogate(ratio_i) * (A_i + bonus_i)
       + sum_k coef_k * sum_i c0_i * where_ki * fn_k(policy, anchor)_i
 
-``c`` comes from the counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
+With ``support`` the live log-probs are those over the tokens that the sampler kept, in all of this. ``c`` comes from the
+counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Part:
             where = torch.ones_like(read) if penalty.where is None else penalty.where
             for name in {"logprobs", *penalty.reads}:
                 rows[name] = rows[name] | where if name in rows else where
-        return rows
+        return rows | {"log_support_mass": rows["logprobs"]} if self.terms.support else rows
 
 
 def loss_of_part(
@@ -195,13 +196,16 @@ def loss_of_part(
             f"{old.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
         )
     _require_gradient(part, policy)
+    raw = policy
+    if terms.support:
+        policy, anchor = raw.over_support(), anchor and anchor.over_support()
     aggregate = terms.aggregate or token_mean
     keep = part.kept
     constants = Constants(policy.constant() if anchor is None else anchor, part.advantages, keep)
 
     ratio = _ratio(policy, constants, part)
     # NaN where a live value is NaN or Inf, or impossible where it is read; else 0
-    zeros = _without_impossible(0 * policy.logprobs.detach(), "logprobs", policy, part.has_gradient)
+    zeros = _without_impossible(0 * policy.logprobs.detach(), "logprobs", raw, part.has_gradient)
     report: dict[str, Mean] = {}
     policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.unclipped)
     factor = _coefficients(aggregate, batch, keep, kept_totals, policy_term.dtype)
@@ -239,6 +243,10 @@ def loss_of_part(
         zeros.add_(values.detach(), alpha=0)
 
     report |= _ratio_report(ratio.detach(), part, keep)
+    if terms.support:
+        zeros = _without_impossible(zeros, "log_support_mass", policy, part.has_gradient)
+        mass = policy.signal("log_support_mass").detach().exp() * part.has_gradient
+        report["ratio/support_mass"] = _mean_where(mass, part.has_gradient)
     if batch.entropies is not None:
         finite = batch.entropies.isfinite()
         report["tokens/entropy"] = mean = Mean.of(batch.entropies, finite)
@@ -267,6 +275,7 @@ def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
 
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
     """``(n,)`` the ratio that the loss of a part uses, from live outputs without gradient."""
+    live = live.over_support() if part.terms.support else live
     return _ratio(live, Constants(live, part.advantages, part.kept), part)
 
 

@@ -189,8 +189,3 @@ def check_order(owner: object, name: str, *settings: str) -> None:
     if any(low > high for low, high in pairwise(bounds)):
         assignments = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
         raise OutOfRange(f"'{name}': {assignments}, expected {' <= '.join(settings)}.")
-
-
-def percent(share: float) -> str:
-    """A share as a percentage: 0.07 is ``7 %``."""
-    return f"{100 * share:.15g} %"  # 15 digits: 100 * 0.07 is 7.000000000000001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
+from rlstab.core.metadata import card
 from rlstab.core.method import Method, State
+from rlstab.core.method_settings import settings_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms
@@ -20,6 +23,8 @@ from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonF
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
 
+#: Values of settings that a sentence spells in another way than Python.
+_SPELLED = {"None": "none", "True": "yes", "False": "no"}
 #: Fields that a method writes if it acts by how far the ratio is from 1.
 TRUST_REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
 #: Differences between two policies, by the evidence that a method reads to see them.
@@ -87,11 +92,19 @@ class TokenObjective(Method[TokenBatch]):
     def in_words(self) -> Mapping[str, str]:
         """What it does to a token: sentences for each field of Terms that it may fill, with its settings.
 
-        A setting that the sentences leave out has no effect at the values of the others. Without an override it is the
-        first line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills
-        none.
+        They are those of the section *Writes* of the docstring, each setting replaced by its value. Without such a
+        section it is the first line of the docstring, with all settings, under one of the fields, or under ``report``
+        where it fills none.
         """
-        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
+        sentences = card(type(self)).written
+        words = {field: self._with_settings(sentences[field]) for field in sorted(self.writes & sentences.keys())}
+        return words or dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
+
+    def _with_settings(self, text: str) -> str:
+        """A text with the value of each setting that it names in double backticks."""
+        values = {setting.name: str(getattr(self, setting.name)) for setting in settings_of(type(self))}
+        spelled = {name: _SPELLED.get(value, value) for name, value in values.items()}
+        return re.sub(r"``(\w+)``", lambda match: spelled.get(match[1], f"`{match[1]}`"), text)
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -23,12 +23,15 @@ class PolicyOutputs(Spelled):
         log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
             kept set held constant; read only on the rows that a penalty names.
         teacher_divergence: divergence from a teacher's next-token distribution, nats.
+        log_support_mass: log of the live policy's mass on the tokens that the sampler kept, which
+            :meth:`over_support` divides by.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     log_kept_mass: Tensor | None = None
     teacher_divergence: Tensor | None = None
+    log_support_mass: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -83,6 +86,19 @@ class PolicyOutputs(Spelled):
     def constant(self) -> PolicyOutputs:
         """The anchor: the same values without gradient."""
         return self._each(Tensor.detach)
+
+    def over_support(self) -> PolicyOutputs:
+        """The same outputs, with log-probs of the distribution over the tokens that the sampler kept.
+
+        Raises:
+            MissingSignal: the policy outputs were built without ``log_support_mass``.
+        """
+        if self.log_support_mass is None:
+            raise MissingSignal(
+                "'support_replay' divides by the policy's mass on the tokens that the sampler kept, but PolicyOutputs "
+                "was built without log_support_mass. Pass that of rlstab.signals.token_signals(..., support=...)."
+            )
+        return replace(self, logprobs=self.logprobs - self.log_support_mass)
 
     def select(self, where: Tensor) -> PolicyOutputs:
         """The tokens where the ``(n,)`` bool is True."""

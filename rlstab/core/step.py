@@ -92,13 +92,13 @@ class OptimizerStep:
             which: index of the micro-batch, its batch, or a :meth:`Plan.piece`.
             policy: live outputs for its tokens.
         """
+        self.losses += 1
         if self.plan is None and self.refusal is not None:
             return LossOutput(policy.logprobs.sum() * 0.0, {}, torch.zeros((), dtype=torch.int64))
         out = self._planned().loss(which, policy)
         loss, nonfinite = out.loss.detach(), out.nonfinite
         self._sums = (loss, nonfinite) if self._sums is None else (self._sums[0] + loss, self._sums[1] + nonfinite)
         self.reports.append(out.report)
-        self.losses += 1
         return out
 
     def finish(self, norm: float | Tensor = 0.0) -> None:

@@ -143,7 +143,7 @@ class Aggregate(Protocol):
 
 
 #: Fields of Terms with at most one owner in a composition.
-SLOTS = ("ratio", "bounds", "surrogate", "aggregate")
+SLOTS = ("support", "ratio", "bounds", "surrogate", "aggregate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,9 @@ class Terms(Spelled):
         gates: factors on the gradient by name, functions of the ratio as a constant [product].
         penalties: by name [disjoint union].
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
-        ratio, bounds, surrogate, aggregate: exclusive slots, at most one owner each.
+        support: True takes the live policy's log-probs over the tokens that the sampler kept, everywhere in the loss:
+            less ``log_support_mass``.
+        ratio, bounds, surrogate, aggregate: as `support`, exclusive slots, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
         invalid_count: number of values of ``weight``, ``bonus`` and ``bounds`` that no loss allows.
     """
@@ -170,6 +172,7 @@ class Terms(Spelled):
     gates: Mapping[str, Gate] = field(default_factory=dict)
     penalties: Mapping[str, Penalty] = field(default_factory=dict)
     lr_scale: float | None = None
+    support: bool | None = None
     ratio: Ratio | None = None
     bounds: Bounds | None = None
     surrogate: Surrogate | None = None

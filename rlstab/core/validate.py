@@ -24,7 +24,7 @@ from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of, misspe
 #: `rollout_logprobs`, what the sampler reported; `logprobs` from `rollout_logprobs`.
 DRIFT = ("live", "step", "sampler", "start")
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
-LIVE = ("entropies", "log_kept_mass", "teacher_divergence")
+LIVE = ("entropies", "log_kept_mass", "log_support_mass", "teacher_divergence")
 #: What a method declares as sets of names, with the known names, where only some are.
 SETS: Mapping[str, tuple[str, ...]] = {
     "needs": (),
@@ -230,6 +230,8 @@ def checked_terms(owner: str, terms: Terms, batch: TokenBatch, writes: Set[str])
         _check_tokens(f"'{owner}': Terms.{name}", getattr(terms, name), batch, kind)
     for name, metric in terms.report.items():
         _require(metric, Mean, f"'{owner}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
+    if terms.support not in (None, True):
+        raise MethodError(f"'{owner}': Terms.support is {kind_of(terms.support)}, expected True or None.")
     if terms.bounds is not None:
         _check_bounds(f"'{owner}': Terms.bounds", terms.bounds, batch)
     if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):

@@ -13,11 +13,10 @@ from rich.table import Table
 
 from rlstab.config.bundled_examples import examples
 from rlstab.config.document import Kind
-from rlstab.core.metadata import SOURCES, summary
+from rlstab.core.metadata import SOURCES, card, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import UnknownName, plain
-from rlstab.explain.card import card
 from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS, Preset
 from rlstab.stages import STAGES

@@ -38,6 +38,7 @@ from rlstab.zoo.token_mean import TokenMean
 STORY: Mapping[str, str] = {
     "keep": "Drop",
     "bonus": "Change the advantage",
+    "support": "Log-probs",
     "ratio": "Ratio",
     "bounds": "Trust region",
     "surrogate": "In place of the ratio",

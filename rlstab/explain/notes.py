@@ -120,8 +120,11 @@ def crossed(run: RunConfig) -> list[str]:
         if run.reward and all(part.function != TASK for part in run.reward)
         if getattr(run.task, key, None) not in (None, "exact")
     ]
-    if run.evaluation.sampler and run.rollout.precision is None and not run.rollout.weight_noise:
+    replays, rollout = "log_support_mass" in run.composition.live_needs, run.rollout
+    if run.evaluation.sampler and rollout.precision is None and not rollout.weight_noise and not rollout.cut:
         lines.append("evaluation.sampler: the policy itself samples. Set rollout.precision or rollout.weight_noise.")
+    if replays and not rollout.cut:
+        lines.append("support_replay cannot act: the sampler draws from all tokens. Set rollout.top_p or top_k.")
     if shapers and any(getattr(stage, "rewards", "") == "shaped" for stage in run.pipeline.expanders):
         lines.append(
             f"dynamic_sampling.rewards: after {shapers}, rewards differ in groups that are all right or all wrong, so "
@@ -144,6 +147,11 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
         lines.append(
             f"{steps} optimizer steps per rollout and no method with bounds, surrogate or gates: nothing stops a token "
             f"whose ratio has gone too far. Add clip_higher."
+        )
+    if run.rollout.cut and "log_support_mass" not in objective.live_needs:
+        lines.append(
+            "rollout.top_p and top_k: the sampler's log-probs are over the tokens that it kept, and those of the loss over "
+            "the whole vocabulary. Add support_replay."
         )
     if optimisation.scope == "microbatch":
         lines.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

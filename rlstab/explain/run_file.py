@@ -16,10 +16,9 @@ from rlstab.config.document import flow
 from rlstab.config.objectives import dump_objective, dump_stages
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TaskSettings
-from rlstab.core.metadata import summary
+from rlstab.core.metadata import card, summary
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import UnknownName, did_you_mean
-from rlstab.explain.card import card
 from rlstab.explain.catalogue import blocks
 from rlstab.files import write_text
 from rlstab.presets import PRESETS

@@ -97,6 +97,7 @@ class Rows(dict[int, dict[str, float]]):
             trained = scores[0] > 0
             found[SCORE], names[SCORE] = ((scores[0][trained], scores[1][trained]), others), name
         metrics = {ours: curve for ours, (curve, _) in found.items() if len(curve[0])}
+        damaged = _damaged(metrics, {ours: steps for ours, (_, steps) in found.items()})
         last = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
         return Run(
             path=path,
@@ -110,7 +111,8 @@ class Rows(dict[int, dict[str, float]]):
             ],
             spent=self._spent(last) if costs else {},
             ended=None if planned is None else max(self) + self._shift >= planned,
-            remarks=(*remarks, *self._remarks(metrics, {ours: steps for ours, (_, steps) in found.items()})),
+            not_finite=tuple(damaged),
+            remarks=(*remarks, *self._remarks(metrics, damaged)),
         )
 
     def _add(self, step: int, row: Mapping[str, float]) -> None:
@@ -121,13 +123,8 @@ class Rows(dict[int, dict[str, float]]):
         for name, value in scores.items():
             _append(self._scores, name, step, value)
 
-    def _remarks(self, metrics: Mapping[str, Curve], not_finite: Mapping[str, list[int]]) -> Iterator[str]:
-        """What was dropped or changed, and what is missing.
-
-        Args:
-            metrics: finite values by rlstab's name.
-            not_finite: the steps at which a value is NaN or infinite, which is left out.
-        """
+    def _remarks(self, metrics: Mapping[str, Curve], damaged: Mapping[str, list[int]]) -> Iterator[str]:
+        """What was dropped or changed, and what is missing."""
         if self.abandoned:
             first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
             yield f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before"
@@ -137,15 +134,9 @@ class Rows(dict[int, dict[str, float]]):
             yield f"left out {counted(beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
         if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
             yield f"no line for {self.unit} {missing}"
-        damaged = []
-        for ours, steps in not_finite.items():
-            finite, _ = metrics.get(ours, EMPTY)
-            # a norm has a sign of its own, and a metric may be logged now and then, and be null in most lines
-            sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
-            if steps and ours != "gradient/norm" and not sparse:
-                damaged.append(f"{ours} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on")
-        if damaged:
-            yield f"left out values that are NaN, Inf or null: {', '.join(damaged)}"
+        lines = [f"{ours} in {counted(len(at), 'line')} from {self.unit} {at[0]} on" for ours, at in damaged.items()]
+        if lines:
+            yield f"left out values that are NaN, Inf or null: {', '.join(lines)}"
 
     def _spent(self, last: int) -> dict[str, Curve]:
         """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
@@ -170,6 +161,24 @@ def _append(points: dict[str, _Points], name: str, step: int, value: float) -> N
     steps, values = points.setdefault(name, (array("q"), array("d")))
     steps.append(step)
     values.append(value)
+
+
+def _damaged(metrics: Mapping[str, Curve], not_finite: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """By metric, the steps at which a value is NaN or infinite, which is left out.
+
+    A norm has a sign of its own, and a metric may be logged now and then, and be null in most lines.
+
+    Args:
+        metrics: finite values by rlstab's name.
+        not_finite: all such steps, by the same name.
+    """
+    damaged = {}
+    for ours, steps in not_finite.items():
+        finite, _ = metrics.get(ours, EMPTY)
+        sparse = 0 < len(finite) < len(steps) and int(finite[-1]) > steps[0]
+        if steps and ours != "gradient/norm" and not sparse:
+            damaged[ours] = steps
+    return damaged
 
 
 def _curves(points: Mapping[str, _Points]) -> dict[str, tuple[Curve, list[int]]]:

@@ -95,8 +95,7 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     if formula.entropy and "entropies" in tensors:
         bonus = -formula.entropy * tensors["entropies"].double()
     weights = _weights(step, formula, formula.mean)
-    of_bonus = weights if formula.whole or not formula.entropy else _weights(step, formula, "part")
-    of_tokens = ((policy, weights), (kl, weights), (bonus, of_bonus))
+    of_tokens = ((policy, weights), (kl, weights), (bonus, _weights(step, formula, "part")))
     part, count = tensors["parts"][step.row], len(step.ranks)
     return [summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
 
@@ -127,10 +126,8 @@ def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tens
         return -(weight if formula.weight == "live" else weight.detach()) * advantages * live
     clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
     free = -advantages * ratio.clamp(max=formula.cap)
-    loss = {"larger": torch.maximum, "smaller": torch.minimum}.get(formula.bound, lambda clipped, _: clipped)(
-        clipped, free
-    )
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * formula.dual), loss)
+    bounds = {"larger": torch.maximum, "smaller": torch.minimum}
+    return bounds[formula.bound](clipped, free) if formula.bound in bounds else clipped
 
 
 def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
@@ -150,7 +147,7 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
         return summed(values, part, len(ranks))[part] * torch.bincount(ranks)[ranks][part]
 
     def responses() -> Tensor:
-        return (counts > 0).sum() / step.header.ranks if formula.whole else of_part(torch.ones_like(counts))
+        return of_part(torch.ones_like(counts))
 
     divisors: Mapping[str, Callable[[], Any]] = {
         "step": lambda: (formula.tokens or counts.sum()) / step.header.ranks,
@@ -158,7 +155,6 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
         "part": lambda: of_part(counts),
         "response": lambda: counts * responses(),
         "length": lambda: formula.length * responses(),
-        "sum": responses,
     }
     divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
     return 1 / divisor.expand(len(part))
@@ -281,14 +277,14 @@ def _edited(record: Claim, edit: Edit) -> tuple[Mapping[str, Any], Mapping[str, 
     """The fields of a formula and the tensors that a change sets."""
     loss, step, _ = record
     changes = edit(loss.formula or Formula(), step) if callable(edit) else edit
-    fields = {name: value for name, value in changes.items() if name in Formula.model_fields}
+    fields = {name: value for name, value in changes.items() if name in Formula.__dataclass_fields__}
     return fields, {name: value for name, value in changes.items() if name not in fields and value is not None}
 
 
 def _compared(record: Claim, edit: Edit) -> Compared:
     (fields, tensors), (loss, step, kind) = _edited(record, edit), record
     recorded, scale = recorded_of(step)[kind], loss.scale * float(tensors.get("scale", 1.0))
-    loss = replace(loss, scale=scale, formula=loss.formula and loss.formula.model_copy(update=dict(fields)))
+    loss = replace(loss, scale=scale, formula=loss.formula and replace(loss.formula, **fields))
     step = step.having({name: values for name, values in tensors.items() if name != "scale"})
     terms = terms_of(loss, step, kind)
     if kind == "losses":  # near zero a loss has no digits
@@ -310,7 +306,7 @@ def _unsure(loss: Loss, step: Step) -> Tensor:
         regularised = [step.tensors[name] > 0 for name in columns if name.endswith("/regularised")]
         return sum(regularised, torch.zeros_like(step.mask))
     ratio = _ratio(step, formula, step.live_logprobs)
-    bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high)
+    bounds = (formula.cap, 1 - formula.low, 1 + formula.high)
     return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
@@ -410,7 +406,7 @@ def _late(formula: Formula, step: Step, by: int) -> Mapping[str, Any]:
 
 
 def _mean(mean: str) -> Edit:
-    return {"mean": mean, "tokens": 0.0, "whole": False}
+    return {"mean": mean, "tokens": 0.0}
 
 
 def _counting(counts: Callable[[Step], Tensor]) -> Edit:
@@ -451,12 +447,12 @@ CHANGES: Mapping[str, Edit] = {
     "it is a mean over each response, then over the responses of each micro-batch": _mean("response"),
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
-    "it is a sum over the tokens of each response": _mean("sum"),
+    "it is a sum over the tokens of each response": {"mean": "length", "length": 1.0},
     "it is divided by the width of each micro-batch, padding included": lambda _, step: {
-        **{"mean": "length", "length": _padded(step), "whole": False}
+        **{"mean": "length", "length": _padded(step)}
     },
     "each response counts by its length over the width of its micro-batch": lambda _, step: {
-        **{"mean": "length", "length": _padded(step) / _by_response(step, step.mask), "whole": False}
+        **{"mean": "length", "length": _padded(step) / _by_response(step, step.mask)}
     },
     "the weights outside its formula do not count": partial(_weighted, power=0),
     "the weights outside its formula count twice": partial(_weighted, power=2),
@@ -468,14 +464,14 @@ CHANGES: Mapping[str, Edit] = {
     "the ratio of the sequence counts tokens outside the response mask": {"sequence": "unmasked"},
     "the ratio is that of the token": {"sequence": False},
     "its weights have a gradient": lambda formula, _: {"weight": formula.weight and "live"},
-    "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
+    "nothing is clipped": dict.fromkeys(("low", "high", "cap"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
     "the clip has no upper bound": {"high": math.inf},
     "the clip makes the loss smaller instead of larger": {"bound": "smaller"},
     "the clipped loss counts even where the other is larger": {"bound": "clipped"},
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
-    "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
+    "the ratio has no cap": {"cap": math.inf},
     **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3")},
     **{f"its KL term is {kind} times the ratio": {"estimator": f"{kind}_unbiased"} for kind in ("k1", "k2", "k3")},
     "its KL term is taken to the old policy, not to the reference": lambda _, step: {

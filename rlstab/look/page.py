@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
+from rlstab.page.render import rendered, safe_json
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
-from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
 from rlstab.signs.curves import Metric
 from rlstab.visible import visible
@@ -46,8 +44,6 @@ PROMPT = 120
 
 def page(run: Look) -> str:
     """The HTML. Nothing that a file says is read as HTML or script."""
-    folder = resources.files("rlstab.look")
-    template, script, style = ((folder / f"look.{kind}").read_text(encoding="utf-8") for kind in ("html", "js", "css"))
     signs = _signs(run)
     curves = _curves(run, signs)
     texts = _Texts(run.steps, run.decode)
@@ -62,13 +58,10 @@ def page(run: Look) -> str:
         "tokens": ("Tokens", methods),
     }
     context = {
-        "policy": Markup(digest(script)),
-        "script": Markup(script),
-        "style": Markup(resource("page.css") + style),
         "what": _what(run),
         "happened": signs,
         "speaks": _speaks(run),
-        "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
+        "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
         "gradient": gradient,
         "methods": methods,
@@ -79,7 +72,7 @@ def page(run: Look) -> str:
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
         **{"log": math.log, "median": median, "signs": SIGNS, "listed": listed},
     }
-    return rendered(template, functions, context)
+    return rendered("look/look.html", functions | context)
 
 
 def _what(run: Look) -> str:
@@ -113,18 +106,18 @@ def _signs(run: Look) -> list[dict[str, Any]]:
 
 def _speaks(run: Look) -> list[tuple[str, str]]:
     """What is known apart from the signs: each in a few words, with its figures."""
-    told = []
+    facts = []
     if run.loss is not None:
         agrees = {True: "what it said", False: "not what it said", None: "not known"}[run.loss.agrees]
-        told.append((f"The loss is {agrees}", run.loss.compared))
+        facts.append((f"The loss is {agrees}", run.loss.compared))
     if run.sampler is not None:
-        told.append(("Sampler and trainer", run.sampler.sentence))
+        facts.append(("Sampler and trainer", run.sampler.sentence))
     if run.gradient is not None:
         share = run.gradient.half_tokens / run.gradient.tokens
-        told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
+        facts.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
     if run.diagnosis is not None and run.diagnosis.fired:
-        told += [(f"Absent: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
-    return told[:4]
+        facts += [(f"Absent: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
+    return facts[:4]
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -220,9 +213,9 @@ def _percent(share: float) -> str:
 
 def _ceiling(values: Sequence[float]) -> float:
     """A number of one digit that is as large as all finite ones of them."""
-    most = max(filter(math.isfinite, values), default=0.0)
-    size = 10.0 ** math.floor(math.log10(max(most, 1e-12)))
-    return max(math.ceil(most / size - 1e-9), 1) * size
+    largest = max(filter(math.isfinite, values), default=0.0)
+    size = 10.0 ** math.floor(math.log10(max(largest, 1e-12)))
+    return max(math.ceil(largest / size - 1e-9), 1) * size
 
 
 def _decades(error: float) -> float:
@@ -233,14 +226,14 @@ def _decades(error: float) -> float:
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
     pairs = (gradient.quadrants[side, "rare"] for side in ("rewarded", "punished"))
     rare, rare_tokens = map(sum, zip(*pairs, strict=True))
-    said = (
+    sentence = (
         f"{_percent(rare)} of it goes into rare tokens, which are {_percent(rare_tokens)} of all. Half comes from "
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
         f"{gradient.groups:,} groups."
     )
     return {
         **vars(gradient),
-        "said": said,
+        "said": sentence,
         "positions": [pair for pair in gradient.positions if any(pair)] or [(0.0, 0.0)],
         "largest": [_token(token, texts) for token in gradient.largest],
     }
@@ -248,16 +241,17 @@ def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
 
 def _token(token: Any, texts: _Texts) -> dict[str, Any]:
     response = texts.response(token.step, token.response)
-    tokens, at = response["tokens"], token.position
-    before = "".join(tokens[max(0, at - AROUND) : at])
+    tokens, position = response["tokens"], token.position
+    before = "".join(tokens[max(0, position - AROUND) : position])
     return {
         "prompt": response["prompt"][-40:],
-        "before": f"{'…' if at > AROUND else ''}{before}",
-        "text": tokens[at],
-        "after": "".join(tokens[at + 1 : at + 1 + AROUND]) + ("…" if at + 1 + AROUND < len(tokens) else ""),
+        "before": f"{'…' if position > AROUND else ''}{before}",
+        "text": tokens[position],
+        "after": "".join(tokens[position + 1 : position + 1 + AROUND])
+        + ("…" if position + 1 + AROUND < len(tokens) else ""),
         "step": response["step"],
-        "advantage": f"{response['advantage'][at]:+.2f}".replace("-", MINUS),
-        "p": f"{response['p'][at]:.3g}",
+        "advantage": f"{response['advantage'][position]:+.2f}".replace("-", MINUS),
+        "p": f"{response['p'][position]:.3g}",
         "share": f"{100 * token.share:.2f}".replace("-", MINUS),
     }
 
@@ -281,15 +275,15 @@ class _Texts:
     def _make(self, step: Step, response: int) -> dict[str, Any]:
         where = step.row == response
         ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
-        tokens = [f" {one}" for one in ids] if self.decode is None else token_texts(self.decode, ids)
-        told = "" if not prompt else f"({len(prompt)} tokens)" if self.decode is None else self.decode(prompt)
+        tokens = [f" {token_id}" for token_id in ids] if self.decode is None else token_texts(self.decode, ids)
+        prompt_text = "" if not prompt else f"({len(prompt)} tokens)" if self.decode is None else self.decode(prompt)
         sampled, rewards = step.tensors.get("rollout_logprobs"), step.tensors.get("rewards")
         reward = None if rewards is None else float(rewards[response])
         return {
             "step": step.number,
             "id": str(int(step.batch.sequence_ids[response])),
             "reward": reward if reward is not None and math.isfinite(reward) else None,
-            "prompt": visible(told[-PROMPT:], spaces=False),
+            "prompt": visible(prompt_text[-PROMPT:], spaces=False),
             "tokens": list(map(visible, tokens)),
             "p": [round_(value) for value in step.tensors["logprobs"][where].exp().tolist()],
             "q": None if sampled is None else [round_(value) for value in sampled[where].exp().tolist()],
@@ -305,8 +299,8 @@ def _did(row: Alternative) -> str:
     acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
     if row.entropy is not None:
         acted.append(f"entropy {row.entropy:+.2g}")
-    otherwise = {"region": "changes the ratio", "mean": "changes the weights of responses"}
-    return ", ".join(acted) or otherwise.get(row.acts_on, "")
+    defaults = {"region": "changes the ratio", "mean": "changes the weights of responses"}
+    return ", ".join(acted) or defaults.get(row.acts_on, "")
 
 
 def _row(row: Alternative, index: int) -> dict[str, Any]:
@@ -329,15 +323,15 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
     rows = {row.name: _row(row, numbered.get(row.name, 0)) for row in methods.rows}
     groups = [(title, [rows[row.name] for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
     turned = sorted(acting, key=lambda row: -row.turn)
-    said = (
+    sentence = (
         f"{turned[0].name} would turn its gradient most, by {rows[turned[0].name]['turn']}, with a step "
         f"{rows[turned[0].name]['length']}."
         if turned
         else "None would have changed the gradient of these steps visibly."
     )
     objectives = [methods.own, *acting]
-    told = {
-        "said": f"{methods.told} {said}".strip(),
+    context = {
+        "said": f"{methods.told} {sentence}".strip(),
         "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
         "groups": [(title, shown) for title, shown in groups if shown],
         "idle": [rows[row.name] for row in methods.rows if not row.acts],
@@ -355,7 +349,7 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
             for top in row.top
         },
     }
-    return told, data
+    return context, data
 
 
 def _top(top: Top) -> dict[str, Any]:

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import (
     OVER_TOKENS,
     Methods,
     check_value,
-    defaults_of,
     deviations_of,
     methods_of,
     settings_of_trl,
@@ -37,36 +34,33 @@ from rlstab.record import Step
 from rlstab.record.effects import objective_of
 
 
-class Formula(BaseModel):
-    """A clipped policy-gradient loss, by what trainers were seen to get wrong.
+@dataclass(frozen=True)
+class Formula:
+    """TRL's clipped policy-gradient loss, by what trainers were seen to get wrong.
 
     Attributes:
         mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
-            (``response``), responses times a constant (``length``), or responses alone (``sum``). All but ``step`` and
-            ``rank`` are averaged over the micro-batches of a rank; with ``whole``, over the responses of the step.
+            (``response``), or responses times a constant (``length``). All but ``step`` and ``rank`` are averaged over
+            the micro-batches of a rank.
         low, high: of the clip range, from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
-        dual: with a negative advantage the loss is at most ``-A dual``.
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
         beta: coefficient of the KL term.
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
             policies.
-        entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
+        entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
             geometric mean over all of its tokens, including those that do not count in the loss.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    mean: Literal["step", "rank", "part", "response", "length", "sum"] = "step"
-    whole: bool = False
+    mean: Literal["step", "rank", "part", "response", "length"] = "step"
     low: float = 0.2
     high: float = 0.2
     cap: float = math.inf
-    dual: float = math.inf
     bound: Literal["larger", "smaller", "clipped"] = "larger"
     weight: bool | Literal["live"] = False
     beta: float = 0.0
@@ -121,7 +115,7 @@ def loss_of(step: Step) -> Loss | None:
     readers = {"trl": _of_trl, "verl": _of_verl, "rlstab": _of_objective, "prime-rl": _of_objective}
     try:
         found = readers[host](kind, loss.settings, step) if host in readers else None
-    except (ValidationError, RlstabError):
+    except RlstabError:
         return None
     return found and replace(found, with_empty=step.header.host.startswith("trl"))
 
@@ -162,69 +156,59 @@ def _corrected(objective: Composition, step: Step) -> Composition:
 
 
 def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
-    kind, _, more = kind.partition(" with ")  # by earlier releases, for what their dumps do not hold
+    kind, _, more = kind.partition(" with ")  # of earlier dumps, which lack the masks and the adaptive entropy
     if kind not in facts("trl")["values"]["loss_type"]:
         raise ConfigError(f"loss_type = {kind!r} is not one of TRL's.")
-    settings, words = host_settings("trl", recorded)
+    settings = host_settings("trl", recorded)
     config = settings_of_trl({"gradient_accumulation_steps": step.accumulation, **settings, "loss_type": kind})
     config.world_size = step.header.ranks
     generations = step.accumulation / max(1, config.steps_per_generation)
     config.steps_per_generation = step.accumulation  # TRL's count of tokens is a factor of every token
     methods, nearly = methods_of(config), deviations_of(config)
-    if more or (kind in ("sapo", "vespo") and not any(name.startswith(kind) for name in settings)):
+    if more or (kind in ("sapo", "vespo") and "low" in recorded):
         nearly.append("The dump lacks settings of TRL's loss: its defaults stand for them.")
-    fields = {"length": config.max_completion_length, "tokens": 0.0}
-    fields |= {"bnpo": {"mean": "part"}, "luspo": {"mean": "sum"}}.get(kind, {})
-    if kind in OVER_TOKENS and kind != "bnpo":  # TRL counts the tokens of a generation
-        fields["tokens"] = (settings.get("num_items_in_batch") or 0.0) * generations
-    if config.delta is not None and kind != "cispo":  # a clip has it in its bounds, where no error can leave it out
+    counted = kind in OVER_TOKENS and kind != "bnpo"  # TRL counts the tokens of a generation
+    tokens = (settings.get("num_items_in_batch") or 0.0) * generations if counted else 0.0
+    formula = None if more else _formula(methods, tokens=tokens, length=config.max_completion_length or math.nan)
+    if formula is not None and kind == "bnpo":
+        formula = replace(formula, mean="part")
+    if formula is not None and config.delta is not None and kind != "cispo":
+        # a clip has it in its bounds, where no error can leave it out
         high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-        fields |= {"high": high, "cap": config.delta, "dual": math.inf}
-    fields |= words
-    formula = None if more else _formula(methods, fields)
+        formula = replace(formula, high=high, cap=config.delta)
     if methods[0].get("cap", 1) < 1:
         nearly.append(f"cispo: TRL's largest ratio is {methods[0]['cap']:g}, that of the objective 1.")
         methods[0]["cap"] = 1.0
-    loss = _of_methods(methods if words.keys() <= {"tokens"} else [], nearly, formula, step)
+    loss = _of_methods(methods, nearly, formula, step)
     # TRL's quantile is of a micro-batch over all processes
-    alone = config.top_entropy_quantile < 1 and config.world_size == 1
-    scale = float(step.mask.sum()) / fields["tokens"] if formula is None and fields["tokens"] else 1.0
-    return replace(loss, scope="microbatch" if alone else "step", scale=scale, settings=settings)
+    local = config.top_entropy_quantile < 1 and config.world_size == 1
+    scale = float(step.mask.sum()) / tokens if formula is None and tokens else 1.0
+    return replace(loss, scope="microbatch" if local else "step", scale=scale, settings=settings)
 
 
 def _of_verl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
-    settings, words = host_settings("verl", recorded)
-    settings["loss_mode"] = kind
-    methods, nearly = verl_objective_of(settings), verl_deviations_of(settings)
-    formula = _formula(methods, {"whole": True, **words}) if kind == "vanilla" else None
-    return replace(_of_methods([] if words else methods, nearly, formula, step), settings=settings)
+    settings = host_settings("verl", recorded) | {"loss_mode": kind}
+    loss = _of_methods(verl_objective_of(settings), verl_deviations_of(settings), None, step)
+    return replace(loss, by_gradient=kind != "vanilla", settings=settings)
 
 
-def host_settings(host: str, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a host that a dump has, and what it has in words of :class:`Formula` that no setting has.
+def host_settings(host: str, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a host that a dump has; dumps of earlier commits have other words for those of TRL.
 
     Raises:
-        ConfigError: a value has another type than the setting.
+        ConfigError: one is not a setting of the host, or has a value of another type.
     """
-    known, words = facts(host), facts(host)["words"]
-    names = defaults_of(host).keys() | known["recorded"].keys()
-    before = {} if recorded.keys().isdisjoint(words) else known["before"]
-    settings: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
-    for name, value in {**before, **recorded}.items():
-        if (meant := words.get(f"{name} {value}")) is not None:
-            settings |= meant
-        else:
-            setting = words.get(name, name)
-            (settings if setting in names else rest)[setting] = value
+    words, settings = facts(host).get("words", {}), dict[str, Any]()
+    for name, value in recorded.items():
+        settings |= words.get(f"{name} {value}", {words.get(name, name): value})
     for name, value in settings.items():
         check_value(host, name, value, f"{host}: {name}")
-    return settings, rest
+    return settings
 
 
 #: By the name of a method, the field of a formula that each of its settings is, and fields that it sets itself.
 _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
-    "clip_higher": ({"low": "low", "high": "high", "dual_clip": "dual"}, {}),
+    "clip_higher": ({"low": "low", "high": "high"}, {}),
     "cispo": ({"cap": "high"}, {"weight": True}),
     "gspo": ({}, {"sequence": True}),
     "sequence_mean": ({}, {"mean": "response"}),
@@ -234,23 +218,21 @@ _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
 }
 
 
-def _formula(methods: Methods, fields: Mapping[str, Any]) -> Formula | None:
-    """The formula of methods; None if it lacks one of them."""
-    values: dict[str, Any] = {}
+def _formula(methods: Methods, **values: Any) -> Formula | None:
+    """The formula of methods, with these values where they say nothing; None if it lacks one of them."""
     for method in methods:
         if method["name"] not in _FIELDS:
             return None
         names, sets = _FIELDS[method["name"]]
-        values.update(sets)
-        values |= {names[key]: value for key, value in method.items() if key in names and value is not None}
-    return Formula.model_validate({**values, **fields})
+        values |= {**sets, **{names[key]: value for key, value in method.items() if key in names}}
+    return Formula(**values)
 
 
 def _of_methods(methods: Methods, nearly: Sequence[str], formula: Formula | None, step: Step) -> Loss:
     """The loss of a host: by its formula, or by its methods if it has none.
 
     Args:
-        methods: that it is made of; empty if there are none.
+        methods: that it is made of.
         nearly: how it differs from these.
         formula: that it is exactly.
         step: that it is of.
@@ -259,7 +241,7 @@ def _of_methods(methods: Methods, nearly: Sequence[str], formula: Formula | None
         RlstabError: neither formula nor methods have its settings.
     """
     if not any(method["name"] in ("sequence_mean", "constant_length") for method in methods):
-        methods = methods and [*methods, {"name": "token_mean"}]
+        methods = [*methods, {"name": "token_mean"}]
     try:
         with no_fit_warnings():
             members = load_objective(methods).members

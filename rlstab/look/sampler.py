@@ -34,6 +34,8 @@ MOST_LAGS = 12
 #: If the unbounded mean weight is below this, the sampler's log-probs are renormalised over top-p or top-k, if the dump
 #: does not say otherwise.
 RENORMALISED = 0.97
+#: What makes log-probs of the trainer comparable with those of a sampler that draws from a part.
+REPLAY = "support_replay takes both over the tokens that were kept"
 #: Staleness below this share of the engine's gap cannot be told from it.
 VISIBLE = 0.2
 
@@ -74,7 +76,7 @@ class Sampler:
             of each response.
         longest: response of the dump, tokens.
         cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty if it draws from all
-            of it, None if the dump does not say.
+            of it or the run replays its support, None if the dump does not say.
         sides: see :data:`CONFIDENT`.
         apart: why the two log-probs are not of the same distribution, whatever the weights; empty if they are.
     """
@@ -129,10 +131,10 @@ class Sampler:
             return f"they cannot be compared: {self.apart}."
         weight = f"a mean weight of {self.mean_weight:.2f}"
         if self.cut:
-            return f"{differ}: {self.cut} renormalised the sampler, with {weight}; {worth}."
+            return f"{differ}: {self.cut} renormalised the sampler, with {weight}; {REPLAY}; {worth}."
         if self.cut is None and self.mean_weight < RENORMALISED:
             renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
-            return f"{differ}, and {renormalised}; {worth}."
+            return f"{differ}, and {renormalised}; {REPLAY}; {worth}."
         if engine is None:
             return f"{differ}; {worth}."
         last = self.lags[-1]
@@ -180,7 +182,7 @@ def sampler_of(steps: Sequence[Step]) -> Sampler | None:
         own=own,
         lengths=lengths,
         longest=longest,
-        cut=_cut(steps[0].header),
+        cut="" if "live_log_support_mass" in steps[0].tensors else _cut(steps[0].header),
         apart=_not_comparable(steps[0].header),
     )
 

@@ -20,6 +20,7 @@ from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
 from rlstab.models.stop_texts import completes, window
 from rlstab.signals import token_signals_from_logits
+from rlstab.signals.support import drawn_from, only
 from rlstab.tasks.task import Example
 
 #: Finished responses leave the batch once at most this share of it is unfinished.
@@ -49,9 +50,10 @@ class Decoder:
         policy: the model to sample from.
         settings: temperature and stop texts.
         seed: the seed of the random numbers.
-        names: names of the signals, log-probs among them.
+        names: names of the signals, log-probs among them: those of the tokens that top-p and top-k keep.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
+        keeps_support: return the tokens that top-p and top-k kept.
     """
 
     policy: Policy
@@ -60,6 +62,7 @@ class Decoder:
     names: list[str]
     options: Mapping[str, float]
     greedy: bool
+    keeps_support: bool = False
 
     def batch(
         self,
@@ -93,6 +96,7 @@ class Decoder:
         )
         # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
         interval = 1 if device.type == "cpu" else 8
+        supports = list[Tensor]()
         end_ids = sent(torch.tensor(sorted(policy.eos_ids)), device)
         cache = DynamicCache(config=policy.model.config)
         tokens, mask = sent(prompt_ids[read], device), sent(prompt_mask[read], device)
@@ -109,7 +113,7 @@ class Decoder:
                     cache.reorder_cache(prompt_read)  # type: ignore[arg-type]  # a LongTensor it is
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
-                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
+                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing, supports)
                 ends = torch.isin(chosen, end_ids) | self._stops(step, out, rows, begun)
                 out.ended[rows] |= growing & ends
                 tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
@@ -125,24 +129,39 @@ class Decoder:
         mask, tokens, ended, *signals = on_cpu([*sampled, out.ended, *out.signals.values()])
         length = int(mask.any(0).sum())
         cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
-        return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length]), cut, ended)
+        width = max((kept.shape[1] for kept in supports), default=0)
+        padded = [pad(kept, (0, width - kept.shape[1]), value=-1) for kept in on_cpu(supports)]
+        support = torch.stack(padded[:length], 1) if length and width else None
+        return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length], support), cut, ended)
 
-    def _token(self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor) -> Tensor:
-        """Draw a token for some rows, and write it and its signals where the row is unfinished."""
-        temperature = self.settings.temperature
-        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(logits / temperature, dim=-1), draw)
+    def _token(
+        self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor, supports: list[Tensor]
+    ) -> Tensor:
+        """Draw a token for some rows, and write it, its signals and its support where the row is unfinished."""
+        settings, temperature = self.settings, self.settings.temperature
+        kept, among = rows.new_zeros((len(rows), 0)), logits
+        if settings.cut:
+            kept = drawn_from(logits / temperature, settings.top_p, settings.top_k)
+            among = only(logits, kept)
+        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(among / temperature, dim=-1), draw)
         signals = token_signals_from_logits(
             logits,
             chosen,
             temperature=temperature,
-            needs=set(self.names),
+            needs={*self.names, *(["log_support_mass"] * settings.cut)},
             min_p=self.options.get("min_p"),
+            support=kept,
             check_ids=False,  # drawn from these logits
         )
         out.sequences.response_mask[rows, step] = growing
         out.sequences.response_ids[rows, step] = torch.where(growing, chosen, self.policy.pad_id)
+        if signals.logprobs is not None and signals.log_support_mass is not None:
+            signals = replace(signals, logprobs=signals.logprobs - signals.log_support_mass)
         for name in self.names:
             out.signals[name][rows, step] = torch.where(growing, getattr(signals, name), 0.0)
+        if self.keeps_support and settings.cut:
+            every = kept.new_full((len(out.ended), kept.shape[1]), -1).int()
+            supports.append(every.index_copy(0, rows, torch.where(growing.unsqueeze(1), kept, -1).int()))
         return chosen
 
     def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
@@ -212,7 +231,7 @@ def require_decoding(
     """
     policy, length = replace(policy, precision="fp32"), min(4, settings.max_new_tokens)
     begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
-    short = settings.model_copy(update={"max_new_tokens": length, "stop": None})
+    short = settings.model_copy(update={"max_new_tokens": length, "stop": None, "top_p": 1.0, "top_k": 0})
     try:
         ids, mask = policy.encode(examples, short, begun)
         decoder, prefixes = Decoder(policy, short, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
@@ -262,7 +281,7 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
         the largest logit.
 
     Raises:
-        ModelError: the log-probs differ; names the settings of the model that may be why.
+        ModelError: the log-probs differ; names the kind of the model.
     """
     policy, (pair, full) = replace(policy, precision="fp32"), trial
     single, paired, padded = (
@@ -278,16 +297,9 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
     bits = {"highest": 24, "high": 11}.get(torch.get_float32_matmul_precision(), 8)
     tolerance = 4 * roundings**0.5 * 2.0**-bits * largest / temperature
     if gap > tolerance:
-        rope, fix = getattr(config, "rope_parameters", None) or {}, "Take another model."
-        if rope.get("rope_type") == "longrope":
-            limit = rope["original_max_position_embeddings"]
-            fix = (
-                f"By its rope_type 'longrope' and original_max_position_embeddings {limit}, the longest row decides "
-                f"for all: keep each prompt with rollout.max_new_tokens, now {length} together, within {limit}."
-            )
         raise ModelError(
             f"'{name}' (model_type {config.model_type!r}) gives a response other log-probs beside a longer one than "
             f"alone, by up to {gap:.3g} nats, where rounding explains {tolerance:.1g}: batch sizes would change the "
-            f"result. {fix}"
+            f"result. Take another model, or shorten prompts and rollout.max_new_tokens, now {length} together."
         )
     return largest

@@ -275,15 +275,6 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
     (folder / _BASE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-def adapter_content(model: PreTrainedModel, folder: str = "") -> dict[str, Any]:
-    """The configuration of an adapter and the bytes of its matrices by name: of that on a model, or in a folder."""
-    (name,) = model.active_adapters()
-    live: tuple[Any, Mapping[str, Tensor]] = model.peft_config[name], _matrices(model)
-    config, weights = _read_adapter(folder) if folder else live
-    matrices = {key.removeprefix(_WRAPPED): value.detach().cpu().numpy().tobytes() for key, value in weights.items()}
-    return {**config.to_dict(), **matrices}
-
-
 def _read_adapter(path: str) -> tuple[Any, Mapping[str, Tensor]]:
     """The configuration and the matrices of an adapter, from safetensors, or by torch.load with weights_only."""
     from peft import PeftConfig, load_peft_weights

@@ -29,7 +29,7 @@ from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.hub import first_line
-from rlstab.models.loading import adapter_content, load_model, quiet_transformers, save_adapter, vocabulary_size
+from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
@@ -60,12 +60,19 @@ class Sequences:
     Attributes:
         prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
         response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True up to and including the end.
+        support: ``(R, T, K)`` int32, the tokens that the sampler kept (:mod:`rlstab.signals.support`); K is 0 where it
+            draws from the whole vocabulary, or nothing reads them. None is K = 0.
     """
 
     prompt_ids: Tensor
     prompt_mask: Tensor
     response_ids: Tensor
     response_mask: Tensor
+    support: Tensor = None  # type: ignore[assignment]  # until __post_init__
+
+    def __post_init__(self) -> None:
+        if self.support is None:
+            object.__setattr__(self, "support", self.response_ids.new_zeros((*self.response_ids.shape, 0)).int())
 
     def rows(self, index: Tensor) -> Sequences:
         """Some of the rows, cut to their own longest prompt and response."""
@@ -79,22 +86,31 @@ class Sequences:
             prompt_mask[:, start:],
             self.response_ids[index][:, :length],
             response_mask[:, :length],
+            self.support[index][:, :length],
         )
 
     @classmethod
     def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
         """The rows of all parts, padded to the longest of them."""
         parts = list(parts)
+        supports = [part.support for part in parts]
+        length, width = (max(support.shape[dim] for support in supports) for dim in (1, 2))
         return cls(
             joined_rows([part.prompt_ids for part in parts], pad_id, left=True),
             joined_rows([part.prompt_mask for part in parts], left=True),
             joined_rows([part.response_ids for part in parts], pad_id),
             joined_rows([part.response_mask for part in parts]),
+            torch.cat([pad(s, (0, width - s.shape[2], 0, length - s.shape[1]), value=-1) for s in supports]),
         )
 
     def cut(self, length: int) -> Sequences:
         """The first ``length`` tokens of each response, whose signals do not depend on later tokens."""
-        return replace(self, response_ids=self.response_ids[:, :length], response_mask=self.response_mask[:, :length])
+        return replace(
+            self,
+            response_ids=self.response_ids[:, :length],
+            response_mask=self.response_mask[:, :length],
+            support=self.support[:, :length],
+        )
 
 
 @dataclass(frozen=True)
@@ -270,11 +286,13 @@ class Policy:
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
         once each; see :meth:`shared_prompts`. ``teacher`` has a row for each of these tokens.
         """
-        ids = sent(sequences.response_ids.reshape(-1)[index], self.device)
+        values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
+        ids, support = (sent(value, self.device) for value in values)
         arguments: dict[str, Any] = {
             "temperature": temperature,
             "needs": needs,
             "min_p": options.get("min_p"),
+            "support": support,
             "rows": rows,
             "check_ids": not self._embeds_the_vocabulary,
             "teacher": teacher,
@@ -312,6 +330,8 @@ class Policy:
     ) -> dict[str, Tensor]:
         """``(R, T)`` float32 signals on the CPU without gradient, 0 where there is no token.
 
+        Where the rows have a support, log-probs are over it, as those of their sampler.
+
         Args:
             sequences: ``R`` prompts and responses.
             needs: which signals.
@@ -320,6 +340,7 @@ class Policy:
             options: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
+        asked, needs = needs, needs | ({"log_support_mass"} if sequences.support.shape[-1] else set())
         names, cells, columns = sorted(needs), [], list[Tensor]()
         for index_of_rows in rows.split(size):
             if not len(index_of_rows):
@@ -333,7 +354,9 @@ class Policy:
         evidence = {name: torch.zeros(sequences.response_ids.shape) for name in needs}
         for number, values in enumerate(on_cpu(columns)):  # one wait for the device
             evidence[names[number % len(names)]][cells[number // len(names)]] = values.float()
-        return evidence
+        if sequences.support.shape[-1] and "logprobs" in needs:
+            evidence["logprobs"] -= evidence["log_support_mass"]
+        return {name: evidence[name] for name in asked}
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
         """``(R, T, ...)`` hidden states if :attr:`head` is known, else logits, that predict the response tokens."""
@@ -347,7 +370,7 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        tensors = (getattr(sequences, field.name) for field in fields(sequences))
+        tensors = (getattr(sequences, field.name) for field in fields(sequences) if field.name != "support")
         prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         if shared is not None:
             shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
@@ -550,7 +573,6 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
             "chat template": tokenizer.chat_template,
             "tokens of a prompt": [of_folder.tokens(example, settings) for example in examples],
             "configuration": text,
-            "adapter": adapter_content(policy.model, folder) if policy.base else None,
         }
 
     try:

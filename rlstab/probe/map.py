@@ -125,14 +125,11 @@ class Map:
 
     @property
     def markdown(self) -> str:
-        """Tables of everything in the cells, a sentence for each row, and what is missing."""
+        """A table of doses, of prices and of predictions, a sentence for each row, and what is missing."""
         tables = {
             "tolerated dose": self.shown,
             "price": _price,
             "predicted": self._predicted,
-            "runs that end differently from the base's": _acted,
-            "ends below its start from": _harm,
-            "outcomes of single seeds, by dose": _by_dose,
         }
         lines = ["# Probes", "", LEGEND, ""]
         for title, shown in tables.items():
@@ -228,20 +225,6 @@ def told(relative: float, limit: float) -> str:
         return f"> {limit:.2g}"
     texts = (f"{relative:.{digits}g}" for digits in (2, 3, 4))
     return next((text for text in texts if text != "1"), "1")  # show on which side of 1 it is
-
-
-def _harm(cell: MapCell) -> str:
-    harm = math.inf if isinstance(cell.score, str) else cell.score.harm
-    return NOTHING if math.isinf(harm) else f"{harm:.3g}"
-
-
-def _by_dose(cell: MapCell) -> str:
-    by_dose = ((dose, sorted(seeds.items())) for dose, seeds in sorted(cell.outcomes.items()))
-    return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for _, value in values)}" for dose, values in by_dose)
-
-
-def _acted(cell: MapCell) -> str:
-    return "{} of {}".format(*cell.acted) if cell.acted[1] else NOTHING
 
 
 def _price(cell: MapCell) -> str:

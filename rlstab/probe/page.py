@@ -1,45 +1,34 @@
-"""The map as one self-contained HTML page without scripts; a cell opens its curves."""
+"""The map as one HTML page without scripts; a cell opens its curves."""
 
 from __future__ import annotations
 
 import math
-from importlib import resources
 from typing import Any
 
-from markupsafe import Markup
-
+from rlstab.page.render import rendered
 from rlstab.probe.map import LEGEND, Map, MapCell
 from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
-from rlstab.report.output import digest
-from rlstab.report.template import rendered
-
-#: The size of a figure, and its margins.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 34, 10, 8, 24
 
 #: Shades of a colour in either direction; each is a factor of two.
-STEPS = 3
+SHADES = 3
+#: How far the seeds of row and base stand beside their dose, as a share of the width.
+SHIFT = 0.012
 
 
 def page(drawn: Map) -> str:
     """The HTML of a map."""
-    folder = resources.files("rlstab.probe")
-    style, template = ((folder / f"map.{kind}").read_text(encoding="utf-8") for kind in ("css", "html"))
-    lines = []
-    for row, title in drawn.rows.items():
-        cells = [_cell(drawn, row, index) for index in range(len(drawn.columns))]
-        lines.append({"title": title, "cells": cells, "base": row == "base", "acted": drawn.acted(row)})
-    context = {
-        "style": Markup(style),
-        "policy": f"default-src 'none'; style-src '{digest(style)}'",
-        "legend": LEGEND,
-        "columns": drawn.columns,
-        "lines": lines,
-        "sentences": drawn.sentences,
-        "remarks": drawn.remarks,
-        "size": {"width": WIDTH, "height": HEIGHT},
-    }
-    return rendered(template, {}, context)
+    rows = [
+        {
+            "title": title,
+            "cells": [_cell(drawn, row, index) for index in range(len(drawn.columns))],
+            "base": row == "base",
+            "acted": drawn.acted(row),
+        }
+        for row, title in drawn.rows.items()
+    ]
+    context = {"legend": LEGEND, "columns": drawn.columns, "rows": rows, "remarks": drawn.remarks}
+    return rendered("probe/map.html", context, script=False)
 
 
 def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
@@ -69,8 +58,9 @@ def _colour(drawn: Map, cell: MapCell) -> str:
     if isinstance(cell.score, str) or difference in (None, "same"):
         return "grey"
     relative = cell.score.relative.value
-    steps = STEPS if relative in (0, math.inf) else abs(math.log2(relative))
-    return f"{difference}{2 if cell.score.quick else min(STEPS, max(1, round(steps)))}"
+    steps = SHADES if relative in (0, math.inf) else abs(math.log2(relative))
+    shade = 2 if cell.score.quick else min(SHADES, max(1, round(steps)))
+    return f"d{4 + shade if difference == 'more' else 4 - shade}"
 
 
 def _about(score: Score) -> list[tuple[str, str]]:
@@ -86,32 +76,30 @@ def _about(score: Score) -> list[tuple[str, str]]:
 
 
 def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
-    """Lines of means and a point for each seed, for the row and the base; doses are evenly spaced."""
+    """A line of means and a point for each seed, for the row and the base, as shares of the axes; doses are evenly
+    spaced.
+    """
     base, cell, start = drawn.cells["base", index], drawn.cells[row, index], drawn.starts[index]
     doses = sorted(base.outcomes.keys() | cell.outcomes.keys())
-    x = {dose: LEFT + (WIDTH - LEFT - RIGHT) * (k + 0.5) / len(doses) for k, dose in enumerate(doses)}
-    top = max([0.1, *(value for map_cell in (base, cell) for _, value in _points(map_cell))])
+    across = {dose: (position + 0.5) / len(doses) for position, dose in enumerate(doses)}
+    top = max([0.1, *(value for outcomes in (base, cell) for _, value in _points(outcomes))])
 
-    def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top), 1)
+    def curve(kind: str, drawn_cell: MapCell, shift: float) -> tuple[str, Any, Any]:
+        means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(drawn_cell.outcomes.items())]
+        points = [(across[dose] + shift, value / top) for dose, value in _points(drawn_cell)]
+        return kind, [(across[dose], mean / top) for dose, mean in means], points
 
-    def drawn_of(kind: str, map_cell: MapCell, aside: float) -> dict[str, Any]:
-        means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(map_cell.outcomes.items())]
-        return {
-            "kind": kind,
-            "line": " ".join(f"{x[dose]:.1f},{y(mean)}" for dose, mean in means),
-            "points": [(round(x[dose] + aside, 1), y(value)) for dose, value in _points(map_cell)],
-        }
-
-    levels = []
+    levels = {}
     if base.outcomes and not math.isnan(start):
         seeds = base.outcomes[min(base.outcomes)]
         survival = start + SURVIVAL * (sum(seeds.values()) / len(seeds) - start)
-        levels = [("survival", y(survival)), ("start", y(start))]
-    curves = [drawn_of("base", base, -4)] + ([drawn_of("own", cell, 4)] if row != "base" else [])
-    ticks = [(y(value), f"{value:.2f}") for value in (0, top / 2, top)]
-    labels = [(round(position, 1), setting(dose)) for dose, position in x.items()]
-    return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
+        levels = {"survival": survival / top, "start": start / top}
+    return {
+        "curves": [curve("second", base, -SHIFT), *([curve("first", cell, SHIFT)] if row != "base" else [])],
+        "doses": [(position, setting(dose)) for dose, position in across.items()],
+        "levels": levels.items(),
+        "heights": [f"{value:.2f}" for value in (0, top / 2, top)],
+    }
 
 
 def _points(cell: MapCell) -> list[tuple[float, float]]:

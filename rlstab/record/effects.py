@@ -267,6 +267,7 @@ def _stand_in(columns: Sequence[str]) -> TokenObjective:
 def token_ratio(step: Step) -> Tensor:
     """``(n,)`` the ratio of each single token; NaN where the trainer did not compute the live log-prob."""
     live = step.live.constant()
+    live = live if live.log_support_mass is None else live.over_support()
     ratio = bounded_exp(token_log_ratio(live, live, step.batch))
     return torch.where(_computed(live, step.batch), ratio, torch.nan)
 

@@ -17,7 +17,7 @@ from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
 from rlstab.core.policy_outputs import PolicyOutputs
 
 #: Outputs of the live policy, from which a loss is made.
-LIVE = ("logprobs", "entropies", "log_kept_mass", "teacher_divergence")
+LIVE = ("logprobs", "entropies", "log_kept_mass", "log_support_mass", "teacher_divergence")
 #: Tensors by response, ``(S,)``; every dump has those in `REQUIRED`.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",
@@ -37,6 +37,7 @@ BY_TOKEN: Mapping[str, str] = {
     "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
     **SIGNALS,
     **{f"live_{name}": f"`{name}` in the forward of the loss, where they differ from `{name}`" for name in LIVE},
+    "support": "ids of the tokens that the sampler kept, `(n, 64)`, padded with -1; -2 where it kept more, int32",
     "weights": "factor of the policy term that the trainer applies outside its formula",
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
@@ -49,8 +50,10 @@ CORRECTION = "importance_sampling_ratio"
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
 _WHOLE = frozenset(
-    {"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask", "versions"}
+    {"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask", "versions", "support"}
 )
+#: The most ids of a support that a record has for each token.
+MOST_KEPT = 64
 #: Upper bounds of the micro-batches of a rank in one optimizer step, and of token ids.
 MOST_PARTS, MOST_IDS = 10**6, 2**32
 
@@ -268,8 +271,9 @@ def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
     for name, values in tensors.items():
         by_token = name in BY_TOKEN or name.startswith(DID)
         size = count if name in BY_RESPONSE else total if by_token else values.numel()
-        if values.shape != (size,):
-            raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
+        shape = (size, MOST_KEPT) if name == "support" else (size,)
+        if values.shape != shape:
+            raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected {shape}")
         if (name in _WHOLE) == values.is_floating_point():
             raise Damaged(f"'{name}' is {values.dtype}")
         tensors[name] = values.long() if name in _WHOLE else values.float()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.config import dump_objective
 from rlstab.core.batch import TokenBatch, layout_of
@@ -25,7 +26,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
-from rlstab.record.step import BY_TOKEN, CORRECTION, Header, HostLoss, together
+from rlstab.record.step import BY_TOKEN, CORRECTION, MOST_KEPT, Header, HostLoss, together
 
 #: The tokenizer of the model, in the same folder as the steps.
 TOKENIZER = "tokenizer.json"
@@ -149,7 +150,11 @@ class Recorder:
 
 
 def tensors_of(
-    batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor, had: Mapping[str, Tensor] | None = None
+    batch: TokenBatch,
+    live: PolicyOutputs,
+    response_ids: Tensor,
+    had: Mapping[str, Tensor] | None = None,
+    support: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of a micro-batch; :func:`rlstab.record.effects.what_methods_did` adds to them.
 
@@ -158,6 +163,7 @@ def tensors_of(
         live: outputs that the loss is made of.
         response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
         had: ``(B, T)`` signals that the trainer had for these rows and the loss may not read.
+        support: ``(B, T, K)`` ids of the tokens that the sampler kept, of which at most 64 a token are recorded.
     """
     index = layout_of(batch.here).index
     names = {CORRECTION: "weights", **dict.fromkeys(BY_TOKEN)}
@@ -171,6 +177,11 @@ def tensors_of(
         if name not in tokens or not torch.equal(values, tokens[name]):
             tokens[f"live_{name}"] = values
     extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
+    if support is not None and support.shape[-1]:
+        kept = support.flatten(0, 1)[index].int()
+        many = (kept >= 0).sum(1, keepdim=True) > MOST_KEPT
+        kept = pad(kept, (0, MOST_KEPT - kept.shape[1]), value=-1)  # cuts off what is beyond
+        extra["support"] = kept.masked_fill(many, -2)
     return {
         **tokens,
         **extra,

@@ -85,8 +85,8 @@ def make_report(
         require("paper", "rlstab report --paper")
         from rlstab.report.paper import write_paper  # only here is matplotlib needed
 
-        again = shlex.join(["rlstab", "report", *map(str, paths), *options, "--paper", str(paper), "--width", width])
-        written += write_paper(comparison, Path(paper), again, width)
+        command = shlex.join(["rlstab", "report", *map(str, paths), *options, "--paper", str(paper), "--width", width])
+        written += write_paper(comparison, Path(paper), command, width)
     if markdown_file is not None:
         file = Path(markdown_file)
         text = markdown(comparison, title="Results", **named("--markdown", file, file))
@@ -117,22 +117,18 @@ def _beside(paths: Sequence[str | Path], patterns: Iterable[str]) -> Path:
 def _require_ours(paths: Sequence[str | Path], files: Sequence[Path], option: str) -> str:
     """The name of a report's runs, checked before anything is written: only the same runs may replace a report.
 
-    It is the path from the folder of the report to the runs, so that both can move together; releases up to 0.3 took
-    the absolute path.
+    It is the path from the folder of the report to the runs, so that both can move together.
 
     Raises:
         ReportError: a file is not a report, or is one of other runs.
     """
-    whole = sorted({os.path.realpath(path) for path in paths})
-    ways = sorted(os.path.relpath(path, os.path.realpath(files[0].parent)) for path in whole)
-    names = [
-        hashlib.sha256("\0".join(some).encode(errors="surrogateescape")).hexdigest()[:16] for some in (ways, whole)
-    ]
+    folder = os.path.realpath(files[0].parent)
+    ways = sorted({os.path.relpath(os.path.realpath(path), folder) for path in paths})
+    name = hashlib.sha256("\0".join(ways).encode(errors="surrogateescape")).hexdigest()[:16]
     for file in files:
         refuse_foreign(file, MARKS, "a report", option)
-        ours = [mark + name.encode() for mark in MARKS for name in names]
-        refuse_foreign(file, ours, "a report of these runs", option)
-    return names[0]
+        refuse_foreign(file, [mark + name.encode() for mark in MARKS], "a report of these runs", option)
+    return name
 
 
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:
@@ -144,7 +140,7 @@ def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> N
     say(console, findings(comparison)[0])
     runs = comparison.loaded.runs
     methods = len({run.method for run in runs})
-    told = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))
-    console.print(", ".join(told), highlight=False)
+    counts = (counted(len(runs), "run"), counted(methods, "method"), counted(len(comparison.tables), "setting"))
+    console.print(", ".join(counts), highlight=False)
     for path in written:
         say(console, f"written: {path}", copied=True)

@@ -30,20 +30,27 @@ _INSIDE = re.compile(r"[/\\]runs[/\\][^/\\]+[/\\][^/\\]+[/\\][^/\\]+$|:\d+$")
 def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """The runs of one setting that count, equal ones once, and what is wrong with them."""
     sentences, methods, counting = list[str](), _groups(runs, attrgetter("method")), list[RunRecord]()
-    for method, several in methods.items():
-        for same in _groups(several, _content).values():
-            counting.append(same[0])
-            if len(same) > 1:
-                what = f"{'The' if len(same) == len(several) else 'Some'} seeds of {method} are one run: {_seeds(same)}"
-                sentences.append(f"{what} have the same curves, bit for bit, and count once. Was the seed ignored?")
-        for lost, some in _groups([run for run in several if nan_share(run) > NAN], collapsed).items():
-            effect = "these runs count as lost" if lost else "means leave them out"
-            share = f"{100 * np.mean(list(map(nan_share, some))):.0f} % of the rewards of {method}, {_seeds(some)},"
+    for method, same_method in methods.items():
+        for copies in _groups(same_method, _content).values():
+            counting.append(copies[0])
+            if len(copies) > 1:
+                subject = "The seeds" if len(copies) == len(same_method) else "Some seeds"
+                sentences.append(
+                    f"{subject} of {method} are one run: {_seeds(copies)} have the same curves, bit for bit, and count "
+                    "once. Was the seed ignored?"
+                )
+        for is_lost, group in _groups([run for run in same_method if nan_share(run) > NAN], collapsed).items():
+            effect = "these runs count as lost" if is_lost else "means leave them out"
+            share = f"{100 * np.mean(list(map(nan_share, group))):.0f} % of the rewards of {method}, {_seeds(group)},"
             sentences.append(f"{share} are NaN or Inf; {effect}.")
-        told = {run: seed for run in several if (seed := as_step(run.config.get("seed"))) not in (None, run.seed)}
-        if told:
-            other = listed(map(str, sorted(set(told.values()))))
-            sentences.append(f"By config.yaml, {_seeds(list(told))} of {method} are {other}. Pairs are by bench.json.")
+        recorded = {
+            run: seed for run in same_method if (seed := as_step(run.config.get("seed"))) not in (None, run.seed)
+        }
+        if recorded:
+            other = listed(map(str, sorted(set(recorded.values()))))
+            sentences.append(
+                f"By config.yaml, {_seeds(list(recorded))} of {method} are {other}. Pairs are by bench.json."
+            )
     roots = {_INSIDE.sub("", run.path) for run in runs if run.bench}
     if len(roots) > 1:
         sentences.append(f"Runs of {len(roots)} benches of this name count together: {listed(sorted(roots))}.")
@@ -53,25 +60,31 @@ def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
 def repeated(runs: Sequence[RunRecord]) -> dict[tuple[str, str], dict[int, str]]:
     """By bench and setting, the seeds that ran more than once, with different results, each in a sentence."""
     sentences: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    twice = _groups([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
-    for run, *others in twice.values():
-        where = listed(each.setting for each in (run, *others))
-        what = f"Seed {run.seed} of {run.method} ran {len(others) + 1} times, with different results"
-        sentences[run.bench or "", run.repeats][run.seed] = f"{what} ({where}): none counts. Give one of these folders."
+    repeats = _groups([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
+    for run, *rest in repeats.values():
+        where = listed(repeat.setting for repeat in (run, *rest))
+        subject = f"Seed {run.seed} of {run.method} ran {len(rest) + 1} times, with different results"
+        sentences[run.bench or "", run.repeats][run.seed] = (
+            f"{subject} ({where}): none counts. Give one of these folders."
+        )
     return sentences
 
 
 def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Sentences about names that may mean one method."""
-    first = {name: known[0] for name, runs in methods.items() if (known := [run for run in runs if run.config])}
-    same = _groups(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
-    alike = [names for names in same.values() if not settings_between([first[name] for name in names], method=True)]
+    first = {
+        name: configured[0] for name, runs in methods.items() if (configured := [run for run in runs if run.config])
+    }
+    alike_settings = _groups(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
+    alike = [
+        names for names in alike_settings.values() if not settings_between([first[name] for name in names], method=True)
+    ]
     for names in alike:
         if len(names) > 1:
             which = few(sorted(names, key=natural))
             yield f"{which} have the same settings under {len(names)} names: their seeds do not count together."
     for names in _groups(list(methods), str.lower).values():
-        if len(names) > 1 and not any({*names} <= {*some} for some in alike):
+        if len(names) > 1 and not any({*names} <= {*group} for group in alike):
             yield f"{listed(names)} differ only in case, and have other settings."
 
 
@@ -84,10 +97,10 @@ def _groups(items: Sequence[Item], key: Callable[[Item], Hashable]) -> dict[Any,
 
 def _content(run: RunRecord) -> Hashable:
     """What two runs share only if they are one: rewards, or all that was measured, unless it is nearly constant."""
-    rewards, every = run.metrics.get(REWARD, EMPTY)[1], [values for _, (_, values) in sorted(run.metrics.items())]
+    rewards, columns = run.metrics.get(REWARD, EMPTY)[1], [values for _, (_, values) in sorted(run.metrics.items())]
     if np.isfinite(rewards).all() and len(np.unique(rewards)) >= DISTINCT:
         return rewards.tobytes()
-    values = np.concatenate([EMPTY[1], *every])
+    values = np.concatenate([EMPTY[1], *columns])
     return (str(run.evaluations), values.tobytes()) if len(np.unique(values)) >= DISTINCT else id(run)
 
 

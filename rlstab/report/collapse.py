@@ -8,11 +8,9 @@ method from then on.
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +23,6 @@ from rlstab.report.runs import RunRecord, curve
 from rlstab.report.statistics import Share, exact_p, holm, share
 
 REWARD = "reward/mean"
-#: Columns of a step function.
-Survival: TypeAlias = tuple[tuple[float | None, ...], ...]
 #: Bins below which a curve is too short to judge.
 MIN_BINS = 3
 
@@ -46,10 +42,10 @@ class Fate:
 
 def fate_of(run: RunRecord) -> Fate:
     """Whether a run was lost, and when."""
-    known: dict[str, Any] = vars(run)  # asked for again and again
-    if "_fate" not in known:
-        known["_fate"] = _fate(run)
-    return cast(Fate, known["_fate"])
+    cache: dict[str, Any] = vars(run)  # asked for again and again
+    if "_fate" not in cache:
+        cache["_fate"] = _fate(run)
+    return cast(Fate, cache["_fate"])
 
 
 def collapsed(run: RunRecord) -> bool:
@@ -79,11 +75,10 @@ def nan_share(run: RunRecord) -> float:
 def _rewards(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The rollouts with a reward, and whether it is not finite: results files and logs of others leave those out."""
     rollouts, values = run.metrics.get(REWARD, EMPTY)
-    left_out = any(REWARD in remark and "NaN" in remark for remark in run.remarks)
-    if not run.metrics or not (left_out or (run.bin_width > 1 and len(rollouts))):
+    if not run.metrics or not (REWARD in run.not_finite or (run.bin_width > 1 and len(rollouts))):
         return rollouts, ~np.isfinite(values)
-    every = np.unique(np.concatenate([steps for steps, _ in run.metrics.values()]))
-    return every, ~np.isin(every, rollouts[np.isfinite(values)])
+    rollouts_of_any = np.unique(np.concatenate([steps for steps, _ in run.metrics.values()]))
+    return rollouts_of_any, ~np.isin(rollouts_of_any, rollouts[np.isfinite(values)])
 
 
 def _nan_from(run: RunRecord) -> int | None:
@@ -118,47 +113,30 @@ class Losses:
         rate: their share of those that can be judged, with its exact interval.
         pairs: seeds that can be judged for both method and baseline.
         p: of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
-        survival: rollouts, the share of runs that was not lost by then (Kaplan and Meier), and the ends of its interval
-            at 95 %, None where nothing is lost yet, or everything.
     """
 
     rate: Share
     pairs: int
     p: float | None
-    survival: Survival
 
 
 def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, Losses]:
     """By method, the runs that were lost."""
-    lost = {
-        method: {run.seed: fate.lost for run in some if (fate := fate_of(run)).lost is not None}
-        for method, some in runs.items()
+    fates = {
+        method: {run.seed: fate.lost for run in group if (fate := fate_of(run)).lost is not None}
+        for method, group in runs.items()
     }
-    base = lost.get(baseline or "", {})
-    pairs = {method: [(some[seed], base[seed]) for seed in some.keys() & base.keys()] for method, some in lost.items()}
-    sides = {method: (some.count((True, False)), some.count((False, True))) for method, some in pairs.items()}
+    base = fates.get(baseline or "", {})
+    pairs = {
+        method: [(by_seed[seed], base[seed]) for seed in by_seed.keys() & base.keys()]
+        for method, by_seed in fates.items()
+    }
+    sides = {method: (pair.count((True, False)), pair.count((False, True))) for method, pair in pairs.items()}
     p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
     return {
-        method: Losses(share(sum(some.values()), len(some)), len(pairs[method]), p.get(method), _survival(runs[method]))
-        for method, some in lost.items()
+        method: Losses(share(sum(by_seed.values()), len(by_seed)), len(pairs[method]), p.get(method))
+        for method, by_seed in fates.items()
     }
-
-
-def _survival(runs: Sequence[RunRecord]) -> Survival:
-    """The curve and its interval on the scale of log(-log); runs that were not lost are censored at their end."""
-    from scipy import stats  # takes a second to import
-
-    times, lost = np.array([fate_of(run).rollout for run in runs], float), np.array(list(map(collapsed, runs)))
-    if not lost.any():
-        return (0, float(times.max())), (1.0, 1.0), (None, None), (None, None)
-    steps = stats.ecdf(stats.CensoredData(uncensored=times[lost], right=times[~lost])).sf
-    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings(action="ignore"):
-        band = steps.confidence_interval(0.95, method="log-log")
-    columns = steps.quantiles, steps.probabilities, band.low.probabilities, band.high.probabilities
-    return tuple(
-        (start, *(number if math.isfinite(number) else None for number in column.tolist()))
-        for start, column in zip((0.0, 1.0, None, None), columns, strict=True)
-    )
 
 
 def all_below_start(runs: Iterable[RunRecord]) -> list[str]:

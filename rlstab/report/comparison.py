@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from rlstab import signs
-from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
-from rlstab.console import counted
+from rlstab.bins import binned, last_tenth
 from rlstab.core.method_settings import check_choices
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.checks import checked, repeated
@@ -56,14 +55,14 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     runs = list(runs)
     measured = {name for run in runs for names in ([*run.metrics], *map(list, run.evaluations)) for name in names}
     ks = sorted(int(name[10:]) for name in measured if re.fullmatch(r"eval/pass@\d+", name))
-    known = []
+    outcomes = []
     for outcome in METRICS["outcomes"]:
-        of, about = outcome["of"], {key: text for key, text in outcome.items() if key != "of"}
-        if of == "eval/pass@K":
-            known += [Outcome(**{key: re.sub(r"\bK\b", str(k), text) for key, text in about.items()}) for k in ks]
-        elif of in measured:
-            known.append(Outcome(**about))
-    return known
+        metric, about = outcome["of"], {key: text for key, text in outcome.items() if key != "of"}
+        if metric == "eval/pass@K":
+            outcomes += [Outcome(**{key: re.sub(r"\bK\b", str(k), text) for key, text in about.items()}) for k in ks]
+        elif metric in measured:
+            outcomes.append(Outcome(**about))
+    return outcomes
 
 
 def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
@@ -75,9 +74,9 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
         ReportError: no run has it.
     """
     runs = list(runs)
-    known = {outcome.name: outcome for outcome in known_outcomes(runs)}
+    outcomes = {outcome.name: outcome for outcome in known_outcomes(runs)}
     if not names:
-        return list(known.values())
+        return list(outcomes.values())
     metrics = {name for run in runs for name in run.metrics}
     evaluated = {name for run in runs for record in run.evaluations for name in record if name != "rollout"}
     texts = {
@@ -86,9 +85,9 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
         **{name: f"{name} in the last evaluation" for name in evaluated},
     }
     for name in names:
-        if name not in known and name not in texts:
-            raise ReportError(f"--metric {name}: no run has it. {did_you_mean(name, {*known, *texts})}")
-    return [known.get(name) or Outcome(name, name, texts[name]) for name in dict.fromkeys(names)]
+        if name not in outcomes and name not in texts:
+            raise ReportError(f"--metric {name}: no run has it. {did_you_mean(name, {*outcomes, *texts})}")
+    return [outcomes.get(name) or Outcome(name, name, texts[name]) for name in dict.fromkeys(names)]
 
 
 def outcome_of(run: RunRecord, name: str) -> float | None:
@@ -227,8 +226,8 @@ class Comparison:
     @property
     def checks(self) -> list[str]:
         """What is wrong with the runs, in sentences; each begins with its setting where there are several."""
-        several = len(self.tables) > 1
-        return [f"{table.title}: " * several + text for table in self.tables for text in table.checks]
+        is_named = len(self.tables) > 1
+        return [f"{table.title}: " * is_named + text for table in self.tables for text in table.checks]
 
 
 def compare(
@@ -247,9 +246,9 @@ def compare(
         OutOfRange: there is no such ``by``.
     """
     check_choices(compare, by=by)
-    known = {run.method for run in loaded.runs}
-    if baseline is not None and baseline not in known:
-        raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, known)}")
+    methods = {run.method for run in loaded.runs}
+    if baseline is not None and baseline not in methods:
+        raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, methods)}")
     if by in UNITS and not any(by in run.spent for run in loaded.runs):
         raise ReportError(f"--by {by}: no run recorded its {UNITS[by]} in every rollout. Compare by rollouts.")
     outcomes = chosen_outcomes(loaded.runs, metrics)
@@ -262,10 +261,10 @@ def compare(
         groups,
         key=lambda group: (group[0], swept.get(group, 0.0), loaded.order.get(group, len(groups)), natural(group[1])),
     )
-    twice = repeated(loaded.runs)
-    tables = [_table(groups[group], baseline, outcomes, by, twice.pop(group, {})) for group in order]
-    lost = [text for some in twice.values() for text in some.values()]
-    notes = [*loaded.notes, *lost, *(note for table in tables for note in table.notes)]
+    repeats = repeated(loaded.runs)
+    tables = [_table(groups[group], baseline, outcomes, by, repeats.pop(group, {})) for group in order]
+    sentences = [text for by_seed in repeats.values() for text in by_seed.values()]
+    notes = [*loaded.notes, *sentences, *(note for table in tables for note in table.notes)]
     return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes, by)
 
 
@@ -280,25 +279,27 @@ def _table(
     where = _title(bench, setting)
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
-    ended = {method: [run for run in some if run.status == "finished"] for method, some in by_method.items()}
-    judged = {method: _judged(some) for method, some in ended.items()}
-    finished = [run for some in judged.values() for run in some]
+    ended = {method: [run for run in group if run.status == "finished"] for method, group in by_method.items()}
+    judged = {method: _judged(group) for method, group in ended.items()}
+    finished = [run for group in judged.values() for run in group]
     budget = budget_of(finished, by)
     if budget is not None:
         cut = {run: up_to(run, by, budget) for run in finished}
-        judged = {method: [part for run in some if (part := cut.get(run))] for method, some in judged.items()}
-        if lost := ", ".join(f"{run.method} seed {run.seed}" for run, part in cut.items() if part is None):
-            why = f"their {UNITS[by]} are not recorded, or ten rollouts take more than all have"
-            notes.append(f"{where}: left out of the comparison by {by}: {lost}: {why}.")
-        finished = [part for some in judged.values() for part in some]
+        judged = {method: [part for run in group if (part := cut.get(run))] for method, group in judged.items()}
+        if left_out := ", ".join(f"{run.method} seed {run.seed}" for run, part in cut.items() if part is None):
+            reason = f"their {UNITS[by]} are not recorded, or ten rollouts take more than all have"
+            notes.append(f"{where}: left out of the comparison by {by}: {left_out}: {reason}.")
+        finished = [part for group in judged.values() for part in group]
     missing: dict[tuple[RunRecord, ...], list[str]] = defaultdict(list)
     for outcome in outcomes:
         values = {method: _values(judged[method], outcome.name) for method in methods}
-        others = {method: own for method, own in values.items() if method != baseline}
-        paired = against_baseline(others, values[baseline]) if baseline is not None else {}
+        compared = {method: by_seed for method, by_seed in values.items() if method != baseline}
+        paired = against_baseline(compared, values[baseline]) if baseline is not None else {}
         for method in methods:
-            every = tuple(_values(ended[method], outcome.name).values())
-            cells[method, outcome.name] = Cell(values[method], summary(values[method]), paired.get(method), every)
+            finished_values = tuple(_values(ended[method], outcome.name).values())
+            cells[method, outcome.name] = Cell(
+                values[method], summary(values[method]), paired.get(method), finished_values
+            )
         lacking = tuple(run for run in finished if run.seed not in values[run.method])
         if lacking:
             missing[lacking].append(outcome.name)
@@ -306,22 +307,25 @@ def _table(
         which = ", ".join(f"{run.method} seed {run.seed}" for run in lacking)
         which = "every finished run" if len(lacking) == len(finished) else f"{which}, left out there"
         notes.append(f"{where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing in {which}.")
-    seeds = {method: {run.seed for run in some} for method, some in ended.items()}
-    unpaired = {method: sorted((own ^ seeds[baseline]) - twice.keys()) for method, own in seeds.items() if baseline}
-    if any(unpaired.values()):
-        which = ", ".join(f"{method} {', '.join(map(str, own))}" for method, own in unpaired.items() if own)
+    seeds = {method: {run.seed for run in group} for method, group in ended.items()}
+    unpaired = [
+        f"{method} {', '.join(map(str, single))}"
+        for method in (methods if baseline else ())
+        if (single := sorted((seeds[method] ^ seeds[baseline or ""]) - twice.keys()))
+    ]
+    if unpaired:
+        which = ", ".join(unpaired)
         notes.append(
             f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
     differs = _differs(by_method, baseline)
     notes += [
-        f"{where}: {method} differs from {baseline} in more than its method: {', '.join(what.values())}. "
+        f"{where}: {method} differs from {baseline} in more than its method: {', '.join(words.values())}. "
         "The difference is that of both."
-        for method, what in differs.items()
+        for method, words in differs.items()
     ]
-    notes += [f"{where}: {text}" for run in finished if not run.sparse for text in _resting(run, outcomes)]
     losses = losses_of(by_method, baseline)
-    collapses = {method: _collapse(some, losses[method]) for method, some in by_method.items()}
+    collapses = {method: _collapse(group, losses[method]) for method, group in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
     return Table(
@@ -345,8 +349,8 @@ def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
     differs: dict[str, dict[str, str]] = {}
     if baseline is None:
         return differs
-    for method, some in runs.items():
-        pair = [next((run for run in many if run.config), None) for many in (some, runs[baseline])]
+    for method, group in runs.items():
+        pair = [next((run for run in group_of if run.config), None) for group_of in (group, runs[baseline])]
         if method != baseline and pair[0] is not None and pair[1] is not None:
             between = settings_between([pair[0], pair[1]])
             words = {
@@ -354,23 +358,6 @@ def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
             }
             differs |= {method: words} if words else {}
     return differs
-
-
-def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Sentences about outcomes at the end of a run that are means over fewer rollouts than a bin has."""
-    tenth, width = run.rollouts // 10, min(WIDTH, run.rollouts)
-    for outcome in outcomes:
-        metric = "reward/mean" if outcome.name == "reward/last" else outcome.name
-        ends, _ = binned(run, metric)
-        inside = ends[ends > run.rollouts - max(1, tenth)]
-        if metric in run.metrics and len(inside):
-            rollouts, values = run.metrics[metric]
-            count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
-            if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
-                count = int(bin_weights(run.bin_width, inside).sum())
-            if count < max(width, tenth):
-                what = f"{outcome.name} of {run.method} seed {run.seed}"
-                yield f"{what} is a mean over {counted(count, 'rollout')}, not over {max(width, tenth)}."
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
@@ -408,11 +395,11 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord], losses: Losses) -> Collapse:
-    found = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
+    judgements = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         losses=losses,
-        fired=Counter(name for name, sign in found if sign.fired),
-        judged=Counter(name for name, sign in found if sign.fired is not None),
+        fired=Counter(name for name, sign in judgements if sign.fired),
+        judged=Counter(name for name, sign in judgements if sign.fired is not None),
     )

@@ -30,10 +30,10 @@ def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
     if by not in run.spent:
         return None
     ends, totals = run.spent[by]
-    inside = totals <= budget * (1 + 1e-9)
-    if not inside.any():
+    within_budget = totals <= budget * (1 + 1e-9)
+    if not within_budget.any():
         return None
-    last = int(ends[inside][-1])
+    last = int(ends[within_budget][-1])
     metrics = {
         name: (rollouts[rollouts <= last], values[rollouts <= last]) for name, (rollouts, values) in run.metrics.items()
     }
@@ -62,10 +62,10 @@ def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
     """By method, what a rollout costs: the amount for the baseline, and multiples of it for the others."""
-    each = {name: {unit: _each(some, unit) for unit in UNITS} for name, some in runs.items()}
-    first = each.get(baseline or "", {})
-    told: dict[str, str] = {}
-    for name, costs in each.items():
+    costs_of_method = {name: {unit: _each(group, unit) for unit in UNITS} for name, group in runs.items()}
+    first = costs_of_method.get(baseline or "", {})
+    texts: dict[str, str] = {}
+    for name, costs in costs_of_method.items():
         if name == baseline or not any(first.values()):
             amounts = {"tokens": "{:,.0f} tokens", "seconds": "{:.3g} s"}
             parts = [amounts[unit].format(cost) for unit, cost in costs.items() if cost]
@@ -73,8 +73,8 @@ def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
             short = {"tokens": "tokens", "seconds": "time"}
             pairs = ((short[unit], cost, first[unit]) for unit, cost in costs.items())
             parts = [f"{cost / other:.2f}\u00d7 {unit}" for unit, cost, other in pairs if cost and other]
-        told[name] = ", ".join(parts)
-    return told
+        texts[name] = ", ".join(parts)
+    return texts
 
 
 def _each(runs: Sequence[RunRecord], unit: str) -> float | None:

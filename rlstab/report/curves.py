@@ -69,8 +69,8 @@ class Seeds:
     @property
     def means(self) -> NDArray[np.float64]:
         """``(n,)`` means over the seeds; NaN where fewer than half of them have a value."""
-        known = np.isfinite(self.values)
-        counts, sums = known.sum(0), np.where(known, self.values, 0.0).sum(0)
+        finite = np.isfinite(self.values)
+        counts, sums = finite.sum(0), np.where(finite, self.values, 0.0).sum(0)
         return np.where(2 * counts >= len(self.seeds), sums / np.maximum(counts, 1), np.nan)
 
 
@@ -89,7 +89,7 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     Sampled metrics are means over bins of rollouts; neighbouring bins are joined until at most ``points`` are left.
     Evaluations stay as they are.
     """
-    curves = {run.seed: one for run in runs if len((one := curve(run, metric))[0])}
+    curves = {run.seed: run_curve for run in runs if len((run_curve := curve(run, metric))[0])}
     if not curves:
         return None
     rollouts = np.unique(np.concatenate([ends for ends, _ in curves.values()]))
@@ -98,15 +98,15 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
         # the bin in which a run stopped is incomplete, and not on the grid of longer runs
         rollouts = rollouts[(rollouts % WIDTH == 0) | (rollouts == rollouts[-1])]
     values = np.full((len(curves), len(rollouts)), np.nan)
-    for row, (own, numbers) in zip(values, curves.values(), strict=True):
-        there = np.isin(own, rollouts)
-        row[np.searchsorted(rollouts, own[there])] = numbers[there]
+    for row, (ends, numbers) in zip(values, curves.values(), strict=True):
+        shared = np.isin(ends, rollouts)
+        row[np.searchsorted(rollouts, ends[shared])] = numbers[shared]
     join = -(-len(rollouts) // points)
     if join > 1 and sampled:
         starts = np.arange(0, len(rollouts), join)
-        known = np.isfinite(values)
-        counts = np.add.reduceat(known, starts, axis=1)
-        sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
+        finite = np.isfinite(values)
+        counts = np.add.reduceat(finite, starts, axis=1)
+        sums = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=1)
         values = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
         rollouts = rollouts[np.minimum(starts + join, len(rollouts)) - 1]
     return Seeds(rollouts, values, tuple(curves))
@@ -139,11 +139,11 @@ class Panels:
 def panels_of(runs: Iterable[RunRecord]) -> Panels:
     """The figures for which some runs have data."""
     names = in_order(metrics_of(runs))
-    own: dict[str, list[str]] = {}
+    by_method: dict[str, list[str]] = {}
     for name in names:
         method = name.rpartition("/")[0]
         if method and not name.startswith(tuple(METRICS["general"])):
-            own.setdefault(method, []).append(name)
+            by_method.setdefault(method, []).append(name)
     # the largest k tells most about what the policy can still find
     largest = [name for name in names if name.startswith("eval/pass@")][-1:]
     first = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
@@ -153,7 +153,7 @@ def panels_of(runs: Iterable[RunRecord]) -> Panels:
         trajectory={"tokens/entropy", "reward/mean"} <= set(names),
         gradients=[name for name in METRICS["gradients"] if name in names],
         shares=[name for name in METRICS["shares"] if name in names],
-        own=own,
+        own=by_method,
     )
 
 
@@ -179,9 +179,9 @@ def curve_of(comparison: Comparison, outcome: str) -> str:
     runs = comparison.loaded.runs
     names = metrics_of(runs)
     if outcome.startswith("eval/"):
-        most = max((sum(outcome in record for record in run.evaluations) for run in runs), default=0)
+        evaluations = max((sum(outcome in record for record in run.evaluations) for run in runs), default=0)
         trained = "tokens/entropy" if outcome == "eval/entropy" else "reward/mean"
-        return trained if most < FEWEST_EVALUATIONS and trained in names else outcome
+        return trained if evaluations < FEWEST_EVALUATIONS and trained in names else outcome
     return outcome if outcome in names else outcome.removesuffix(AREA)
 
 
@@ -194,8 +194,8 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[
     Args:
         groups: runs by setting and method; the keys are those of the page's controls.
     """
-    many = sum(len(metrics_of([run])) for methods in groups.values() for runs in methods.values() for run in runs)
-    points = max(FEWEST, min(POINTS, BUDGET // max(many, 1)))
+    count = sum(len(metrics_of([run])) for methods in groups.values() for runs in methods.values() for run in runs)
+    points = max(FEWEST, min(POINTS, BUDGET // max(count, 1)))
     grids: dict[tuple[int, ...], int] = {}
 
     def drawn(curve: Seeds) -> dict[str, Any]:
@@ -223,11 +223,11 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[
 def _clock(run: RunRecord) -> dict[str, list[float | None]]:
     """What a run had spent by each rollout."""
     rollouts = max((ends for ends, _ in run.spent.values()), key=len)
-    kept = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
-    clock: dict[str, list[float | None]] = {"rollout": [0, *map(float, rollouts[kept])]}
+    indices = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
+    clock: dict[str, list[float | None]] = {"rollout": [0, *map(float, rollouts[indices])]}
     for unit, (ends, values) in run.spent.items():
         if np.array_equal(ends, rollouts):
-            clock[unit] = [0, *_short(values[kept])]
+            clock[unit] = [0, *_short(values[indices])]
     return clock
 
 

@@ -35,12 +35,12 @@ def findings(comparison: Comparison) -> list[str]:
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
     sunk = all_below_start(comparison.loaded.runs)
-    main, *others = comparison.outcomes
+    main, *secondary = comparison.outcomes
     compared = [table for table in comparison.tables if _paired(table, main)]
     is_short = len(comparison.tables) <= _FEW_TABLES
     if not compared:
-        what = "that takes finished runs of the baseline and of another method."
-        first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {what}"]
+        condition = "that takes finished runs of the baseline and of another method."
+        first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {condition}"]
     elif is_short:
         first = [f"{_lost(table, comparison)} {_told(table, main, comparison)}" for table in compared]
     else:
@@ -50,8 +50,8 @@ def findings(comparison: Comparison) -> list[str]:
         head = f"{main.title}, {len(pairs)} comparisons with the baseline in {len(compared)} settings"
         first = [f"{_collapses(comparison)} {capital(head)}: {_differences(pairs, main)}."]
     first += dict.fromkeys(part for table in comparison.tables for part in paragraphs(table.about))
-    largest = [outcome for outcome in others if outcome.name.startswith("eval/pass@")][-1:]
-    for outcome in [*largest, *(outcome for outcome in others if outcome.name in _BESIDE)] if is_short else []:
+    largest = [outcome for outcome in secondary if outcome.name.startswith("eval/pass@")][-1:]
+    for outcome in [*largest, *(outcome for outcome in secondary if outcome.name in _BESIDE)] if is_short else []:
         first += [_told(table, outcome, comparison) for table in compared if _paired(table, outcome)]
     sweeps = [
         f"The highest {sweep.key} at which training is stable: "
@@ -77,18 +77,18 @@ def _lost(table: Table, comparison: Comparison) -> str:
     seeds, base = min(loss.pairs for loss in compared.values()), losses[table.baseline or ""].rate
     unseen = f"{in_letters(seeds)} seed{'s' * (seeds != 1)} cannot tell a rate of 0 from one of"
     unseen = f"{unseen} {100 * unseen_rate(seeds):.0f} %"
-    lost = {name: loss for name, loss in compared.items() if loss.rate.hits or base.hits}
-    if not lost:
+    losing = {name: loss for name, loss in compared.items() if loss.rate.hits or base.hits}
+    if not losing:
         rate = f"a rate of up to {100 * unseen_rate(seeds):.0f} % can go unseen in {in_letters(seeds)} seeds"
         return f"{where}{_none([table])} {capital(rate)}."
-    told = listed(f"{name} lost {loss.rate} runs" for name, loss in lost.items())
-    p = listed(p_value(loss.p or 0.0) for loss in lost.values())
-    clear = [name for name, loss in lost.items() if (loss.p or 0.0) < 1 - CONFIDENCE]
+    counts = listed(f"{name} lost {loss.rate} runs" for name, loss in losing.items())
+    p = listed(p_value(loss.p or 0.0) for loss in losing.values())
+    clear = [name for name, loss in losing.items() if (loss.p or 0.0) < 1 - CONFIDENCE]
     if base.hits and not clear:
-        rates = {name: losses[name] for name in [*lost, table.baseline or ""]}
+        rates = {name: losses[name] for name in [*losing, table.baseline or ""]}
         unseen = f"the rates may be {listed(f'{loss.rate.percent} of {name}' for name, loss in rates.items())}"
     end = f"beyond chance for {listed(clear)}" if clear else unseen
-    return f"{where}{told}, {table.baseline} {base}: {p}, {end}."
+    return f"{where}{counts}, {table.baseline} {base}: {p}, {end}."
 
 
 def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
@@ -118,16 +118,20 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
 
 def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     """What is seen of one outcome in one setting."""
-    paired, some_lost = _paired(table, outcome), any(each.losses.rate.hits for each in table.collapses.values())
+    paired, some_lost = _paired(table, outcome), any(collapse.losses.rate.hits for collapse in table.collapses.values())
     seeds = [len(pair.seeds) for pair in paired.values() if pair.seeds] or [0]
     head = outcome.title + ("," * ("," in outcome.title) + " of the survivors" if some_lost else "")
     head += f" compared with {table.baseline} over {_range(seeds)} seed{'s' * (set(seeds) != {1})}"
     failed = [
-        f"{each.failed} of {counted(each.runs, 'run')} of {name}"
-        for name, each in table.collapses.items()
-        if each.failed
+        f"{collapse.failed} of {counted(collapse.runs, 'run')} of {name}"
+        for name, collapse in table.collapses.items()
+        if collapse.failed
     ]
-    dead = [name for name, each in table.collapses.items() if 0 < each.losses.rate.hits == each.losses.rate.count]
+    dead = [
+        name
+        for name, collapse in table.collapses.items()
+        if 0 < collapse.losses.rate.hits == collapse.losses.rate.count
+    ]
     parts = [_differences(paired, outcome), *([f"{listed(failed)} failed and take no part"] if failed else [])]
     parts += [f"no run of {listed(dead)} survived, so lost ones count"] if dead else []
     return f"{_where(table, comparison)}{capital(head)}: {'; '.join(parts)}."
@@ -153,35 +157,35 @@ def _differences(pairs: Mapping[str, Paired], outcome: Outcome) -> str:
 
 
 def _size(name: str, pair: Paired, outcome: Outcome) -> str:
-    each = pair.difference
-    side = "higher" if (each.value or 0) > 0 else "lower"
-    return f"{name} is {side} by {size(each.value, each.low, each.high, outcome.unit)}"
+    difference = pair.difference
+    side = "higher" if (difference.value or 0) > 0 else "lower"
+    return f"{name} is {side} by {size(difference.value, difference.low, difference.high, outcome.unit)}"
 
 
 def _collapses(comparison: Comparison) -> str:
     """The runs lost by each method in all settings of a bench together."""
-    several = len({table.bench for table in comparison.tables}) > 1
-    lost, judged, every = Counter[str](), Counter[str](), 0
+    is_named = len({table.bench for table in comparison.tables}) > 1
+    lost_runs, judged, total = Counter[str](), Counter[str](), 0
     for table in comparison.tables:
         for method, collapse in table.collapses.items():
-            name = f"{method} ({table.bench or 'no bench'})" if several else method
-            lost[name] += int(collapse.losses.rate.hits)
+            name = f"{method} ({table.bench or 'no bench'})" if is_named else method
+            lost_runs[name] += int(collapse.losses.rate.hits)
             judged[name] += collapse.losses.rate.count
-            every += collapse.runs
-    told = [f"{count} of {counted(judged[name], 'run')} of {name}" for name, count in lost.items() if count]
-    if not told:
+            total += collapse.runs
+    parts = [f"{count} of {counted(judged[name], 'run')} of {name}" for name, count in lost_runs.items() if count]
+    if not parts:
         return _none(comparison.tables)
-    return f"Lost: {listed(told)}" + (
-        f"; {every - judged.total()} cannot be judged." if every > judged.total() else "."
+    return f"Lost: {listed(parts)}" + (
+        f"; {total - judged.total()} cannot be judged." if total > judged.total() else "."
     )
 
 
 def _none(tables: Sequence[Table]) -> str:
     """That no run was lost, of how many."""
-    counts = [(each.losses.rate.count, each.runs) for table in tables for each in table.collapses.values()]
-    judged, every = map(sum, zip(*counts, strict=True))
+    counts = [(collapse.losses.rate.count, collapse.runs) for table in tables for collapse in table.collapses.values()]
+    judged, total = map(sum, zip(*counts, strict=True))
     if not judged:
         return "Whether a run was lost cannot be told: none is finished and long enough to judge."
-    if judged < every:
-        return f"None of {counted(judged, 'run')} that can be judged was lost; {every - judged} cannot be."
-    return f"None of the {every} runs collapsed." if every > 1 else "The run did not collapse."
+    if judged < total:
+        return f"None of {counted(judged, 'run')} that can be judged was lost; {total - judged} cannot be."
+    return f"None of the {total} runs collapsed." if total > 1 else "The run did not collapse."

@@ -47,8 +47,8 @@ def places(values: list[float]) -> int:
 def estimate(value: float | None, low: float | None, high: float | None) -> str:
     """A number with its interval, if it has one."""
     digits = places([number for number in (value, low, high) if number is not None])
-    inside = "" if low is None or high is None else f" [{decimals(low, digits)}, {decimals(high, digits)}]"
-    return decimals(value, digits) + inside
+    interval = "" if low is None or high is None else f" [{decimals(low, digits)}, {decimals(high, digits)}]"
+    return decimals(value, digits) + interval
 
 
 def size(value: float | None, low: float | None, high: float | None, unit: str) -> str:
@@ -80,8 +80,8 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
+    *first, last = list(names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def few(names: Sequence[str]) -> str:
@@ -96,7 +96,7 @@ def paragraphs(text: str) -> list[str]:
 
 #: Titles of metrics, their order, and the figures that show them: ``metrics.yaml``.
 METRICS: dict[str, Any] = yaml.safe_load(resource("metrics.yaml"))
-_FIRST = {name: place for place, name in enumerate(METRICS["first"])}
+_FIRST = {name: position for position, name in enumerate(METRICS["first"])}
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def in_order(metrics: set[str]) -> list[str]:
     """Sort metrics that readers look for first; ``pass@4`` before ``pass@16``."""
 
     def place(name: str) -> tuple[int, int, str]:
-        stem, at, number = name.partition("@")
-        return _FIRST.get(stem + at, len(_FIRST)), int(number) if number.isdecimal() else 0, name
+        stem, mark, number = name.partition("@")
+        return _FIRST.get(stem + mark, len(_FIRST)), int(number) if number.isdecimal() else 0, name
 
     return sorted(metrics, key=place)

@@ -44,12 +44,12 @@ def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
     total = Counter((run.bench, run.setting, run.method) for run in runs)
     idle: dict[tuple[str | None, str, str, str], Counter[str]] = defaultdict(Counter)
     for run in runs:
-        for part, why in idle_parts(run):
-            idle[run.bench, run.setting, part, why][run.method] += 1
+        for part, reason in idle_parts(run):
+            idle[run.bench, run.setting, part, reason][run.method] += 1
 
     def told(bench: str | None, setting: str, method: str, count: int) -> str:
-        every = total[bench, setting, method]
-        return method if count == every else f"{method} ({count} of {every} runs)"
+        runs_of_method = total[bench, setting, method]
+        return method if count == runs_of_method else f"{method} ({count} of {runs_of_method} runs)"
 
     return [
         Idle(*key, listed(told(*key[:2], method, count) for method, count in counts.items()))
@@ -61,8 +61,8 @@ def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
     """Methods of the objective that never acted in this run, with the reason, as far as metrics show."""
     if not run.rollouts:
         return []
-    reasons = ((place, item, _reason(run, item, place)) for place, item in _parts(run.config.get("objective"), ""))
-    return [(_named(place, str(item.get("name"))), why) for place, item, why in reasons if why]
+    reasons = ((prefix, item, _reason(run, item, prefix)) for prefix, item in _parts(run.config.get("objective"), ""))
+    return [(_named(prefix, str(item.get("name"))), reason) for prefix, item, reason in reasons if reason]
 
 
 def _named(place: str, name: str) -> str:
@@ -75,12 +75,12 @@ def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for key, item in zip(objective_names({"objective": items}), items, strict=False):
         if item["name"] == "within":
             for side in ("outer", "inner"):
-                inside = item.get(side)
+                members = item.get(side)
                 # one method reports under its side, several under their own names below it
-                if isinstance(inside, Mapping):
-                    yield f"{prefix}{key}/{side}", inside
+                if isinstance(members, Mapping):
+                    yield f"{prefix}{key}/{side}", members
                 else:
-                    yield from _parts(inside, f"{prefix}{key}/{side}/")
+                    yield from _parts(members, f"{prefix}{key}/{side}/")
         elif item["name"] != "observe":  # which does nothing by design
             yield f"{prefix}{key}", item
 

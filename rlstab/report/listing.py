@@ -31,13 +31,13 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for _ in range(2):
         table.add_column(overflow="fold")
-    runs, others = find_runs(*paths)
+    runs, left_out = find_runs(*paths)
     for run in runs:
         # characters without a width are made visible, so that rich counts them
         texts = (run.path, _what(run), _state(run), _best(run))
-        place, what, state, best = (escape(visible(text, spaces=False)) for text in texts)
-        table.add_row(f"{place}\n[dim]{what}[/]", f"{state}\n[dim]{best}[/]")
-    left = [f"[yellow]left out:[/] {escape(item.path)}: {escape(_why(item))}" for item in others]
+        path, description, state, best = (escape(visible(text, spaces=False)) for text in texts)
+        table.add_row(f"{path}\n[dim]{description}[/]", f"{state}\n[dim]{best}[/]")
+    left = [f"[yellow]left out:[/] {escape(item.path)}: {escape(_why(item))}" for item in left_out]
     return Group(table, *left, counted(len(runs), "run"))
 
 
@@ -52,14 +52,14 @@ def _what(run: RunRecord) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    many = f"{run.rollouts} of {'?' if run.planned is None else run.planned}"
+    progress = f"{run.rollouts} of {'?' if run.planned is None else run.planned}"
     if run.status == "finished":
         return f"finished, {counted(run.rollouts, 'rollout')}"
     if run.status == "failed":
         last = (run.error or "").strip().rpartition("\n")[2]
-        return f"failed after {many}" + (f": {last}" if last else "")
+        return f"failed after {progress}" + (f": {last}" if last else "")
     process = running(Path(run.path))
-    return f"running, {many} (process {process})" if process else f"stopped after {many}"
+    return f"running, {progress} (process {process})" if process else f"stopped after {progress}"
 
 
 def _best(run: RunRecord) -> str:

@@ -42,16 +42,16 @@ def load_runs(*paths: str | Path, methods: Mapping[str, str] | None = None) -> L
     Raises:
         ReportError: a path does not exist, no folder matches a pattern, or nothing usable is there at all.
     """
-    every, left_out, benches = _search(paths, methods or {})
-    kept, copies = _without_copies(every)
-    runs = sorted(told_apart(kept), key=lambda run: (run.bench or "", *name_of(run)[1:]))
+    found_runs, left_out, benches = _search(paths, methods or {})
+    unique, copies = _without_copies(found_runs)
+    runs = sorted(told_apart(unique), key=lambda run: (run.bench or "", *name_of(run)[1:]))
     behind = [
         f"{name}: {missing} of the {counted(total, 'run')} that its bench.yaml names "
         f"{'has' if missing == 1 else 'have'} not begun."
         for name, (missing, total) in benches.planned.items()
     ]
     not_begun = sum(missing for missing, _ in benches.planned.values())
-    notes = [*behind, *_mixed(kept), *_notes(runs)]
+    notes = [*behind, *_mixed(unique), *_notes(runs)]
     return Loaded(runs, [*left_out, *copies], notes, not_begun, benches.order)
 
 
@@ -117,25 +117,25 @@ def _walk(
         yield read_folder(folder, bench)
         if is_launched(folder):  # a trainer's own files in its folder are not runs
             return
-        own = bench
-    elif own := read_mapping(folder / "bench.json")[0] or bench:
+        bench_record = bench
+    elif bench_record := read_mapping(folder / "bench.json")[0] or bench:
         settings, named = _named(folder)
-        name = str(own.get("name") or folder)
+        name = str(bench_record.get("name") or folder)
         benches.order |= {(name, setting): number for number, setting in enumerate(settings)}
         if missing := sum(not is_run(run) for run in named):
             benches.planned[name] = (missing, len(named))
     try:
-        inside = sorted(folder.iterdir(), key=lambda path: (path.is_symlink(), path.name))
+        paths = sorted(folder.iterdir(), key=lambda path: (path.is_symlink(), path.name))
     except OSError as error:
         yield LeftOut(str(folder), f"cannot be read: {error.strerror or error}")
         return
-    for path in inside:
+    for path in paths:
         if path.name.startswith(".") or (path.name == CHECKPOINTS and is_run(folder)):
             continue
         if path.is_symlink() and not path.exists():
             yield LeftOut(str(path), "is a broken link")
         elif depth and path.is_dir():
-            yield from _walk(path, benches, seen, own, depth - 1)
+            yield from _walk(path, benches, seen, bench_record, depth - 1)
         elif path.is_dir():
             yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not searched")
 
@@ -165,18 +165,18 @@ def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunReco
             (run, source)
         )
     copies: dict[tuple[str, str], list[str]] = defaultdict(list)
-    kept: list[RunRecord] = []
-    for some in groups.values():
+    unique: list[RunRecord] = []
+    for group in groups.values():
         # a results file is written after its runs, and holds less than their folders
-        best, _ = max(some, key=lambda pair: (pair[0].status == "finished", pair[0].bin_width == 1, pair[0].written))
-        kept.append(best)
-        for run, source in some:
+        best, _ = max(group, key=lambda pair: (pair[0].status == "finished", pair[0].bin_width == 1, pair[0].written))
+        unique.append(best)
+        for run, source in group:
             if run.path != best.path:
-                why = "finished" if run.status != best.status == "finished" else "newer"
-                copies[source, why].append(f"{run.title} in {run.path} is also in {best.path}")
-    return kept, [
-        LeftOut(source, f"{counted(len(some), 'run')} read twice: {some[0]}; the {why} one is kept")
-        for (source, why), some in copies.items()
+                reason = "finished" if run.status != best.status == "finished" else "newer"
+                copies[source, reason].append(f"{run.title} in {run.path} is also in {best.path}")
+    return unique, [
+        LeftOut(source, f"{counted(len(group), 'run')} read twice: {group[0]}; the {reason} one is kept")
+        for (source, reason), group in copies.items()
     ]
 
 
@@ -188,18 +188,18 @@ def _mixed(runs: Sequence[RunRecord]) -> Iterator[str]:
             groups[run.bench, run.setting][run.method].append(run)
     kinds = {False: "made with different settings, and are kept apart", True: "evaluated with different settings"}
     for (bench, group), methods in groups.items():
-        for measured, what in kinds.items():
+        for measured, difference in kinds.items():
             values: dict[str, Counter[str]] = defaultdict(Counter)
-            for some in methods.values():
-                for path, each in settings_between(some, method=True).items():
+            for runs_of_method in methods.values():
+                for path, values_of_path in settings_between(runs_of_method, method=True).items():
                     if is_measured(path) is measured:
-                        values[path].update(map(shown, each))
-            told = "; ".join(
+                        values[path].update(map(shown, values_of_path))
+            differences = "; ".join(
                 f"{path} " + ", ".join(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
                 for path, counts in values.items()
             )
-            if told:
-                yield f"{bench}, {group}: runs of one method were {what}: {told}."
+            if differences:
+                yield f"{bench}, {group}: runs of one method were {difference}: {differences}."
 
 
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
@@ -212,8 +212,8 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
             last = (run.error or "no reason was recorded").strip().splitlines()[-1]
             notes.append(f"{run.title}: failed after {run.rollouts} rollouts: {last}")
         notes += [f"{run.title}: {remark}." for remark in run.remarks]
-    for what, plural in METRICS["must_agree"].items():
-        counts = Counter(str(run.about[what]) for run in runs if what in run.about)
+    for entry, plural in METRICS["must_agree"].items():
+        counts = Counter(str(run.about[entry]) for run in runs if entry in run.about)
         if len(counts) > 1:
             values = ", ".join(f"{value} ({counted(count, 'run')})" for value, count in sorted(counts.items()))
             notes.append(f"{plural} are mixed: {values}.")
@@ -230,8 +230,8 @@ def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
     if not folders:
         raise ReportError(f"--method {method}={pattern}: no folder matches. Put the pattern in quotes, with * for any.")
     tails = tails_of(list(map(str, folders))) if len(folders) > 1 else [folders[0].name]
-    told = [_SEED.findall(tail) or re.findall(r"(\d{1,9})(?!.*\d)", tail) for tail in tails]
-    seeds = [int(numbers[-1]) for numbers in told if numbers]
+    numbers_of = [_SEED.findall(tail) or re.findall(r"(\d{1,9})(?!.*\d)", tail) for tail in tails]
+    seeds = [int(numbers[-1]) for numbers in numbers_of if numbers]
     by_name = len(set(seeds)) == len(folders)
     for index, folder in enumerate(folders):
         seed, remark = (seeds[index], ()) if by_name else (index, ("no seed is in its name; taken by its order",))

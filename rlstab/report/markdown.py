@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import jinja2
-import numpy as np
 
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
@@ -17,7 +16,6 @@ from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.signs import COUNTED
-from rlstab.summary import start_and_end
 from rlstab.visible import visible
 
 
@@ -31,7 +29,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     runs = comparison.loaded.runs
-    several = len({run.bench for run in runs}) > 1
+    is_named = len({run.bench for run in runs}) > 1
     # Markdown is not escaped like HTML: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
@@ -46,13 +44,12 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         result_rows=lambda table: list(_result_rows(comparison, table)),
         commands=_commands(runs),
         versions=about_runs(runs),
-        several=several,
-        hashes=_hashes(runs, several),
+        several=is_named,
+        hashes=_hashes(runs, is_named),
         signs=COUNTED,
         findings=findings(comparison),
         p_value=p_value,
         grid=_grid,
-        every_metric=_every_metric(runs[0]) if len(runs) == 1 else [],
         highest_stable=highest_stable,
     )
     return visible(page.rstrip() + "\n", spaces=False)
@@ -61,19 +58,10 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
 def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
     for outcome in comparison.outcomes:
         rows = rows_of(table, outcome)
-        for place, row in enumerate(rows if any(row.seeds for row in rows) else []):
-            compared = [str(text or "") for text in (row.value, row.difference, row.wins)]
+        for index, row in enumerate(rows if any(row.seeds for row in rows) else []):
+            compared = [str(text or "") for text in (row.value, row.difference)]
             verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            yield ["" if place else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
-
-
-def _every_metric(run: RunRecord) -> list[list[str]]:
-    """A row for each metric of a run: its name, and its values at the start and at the end."""
-    curves = {name: values[np.isfinite(values)].tolist() for name, (_, values) in run.metrics.items()}
-    for name in {name for record in run.evaluations for name in record} - {"rollout"}:
-        curves[name] = [record[name] for record in run.evaluations if name in record]
-    rows = sorted((name, start_and_end(values)) for name, values in curves.items() if values)
-    return [[name, *(setting(float(f"{value:.4g}")) for value in pair)] for name, pair in rows]
+            yield ["" if index else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
 
 
 def _commands(runs: Sequence[RunRecord]) -> list[str]:

@@ -78,18 +78,18 @@ def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
     methods: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
         methods[run.method].append(run)
-    of_methods = {name: settings_between(some, method=True).keys() for name, some in methods.items()}
+    of_methods = {name: settings_between(group, method=True).keys() for name, group in methods.items()}
     differ = sorted({path for paths in of_methods.values() for path in paths if not is_measured(path)})
     if not differ:
         return runs
-    known = [run for run in runs if run.config]
-    flats = map(_flat, known)
-    values = [{path: _value(every, path) for path in differ} for every in flats]
+    configured = [run for run in runs if run.config]
+    flats = map(_flat, configured)
+    values = [{path: _value(settings_of_run, path) for path in differ} for settings_of_run in flats]
     if "stages" in differ:  # only stages that some of them lack are informative
         stages = [str(value["stages"]).split(JOINED) for value in values]
-        everywhere = set.intersection(*map(set, stages))
+        common = set.intersection(*map(set, stages))
         for value, names in zip(values, stages, strict=True):
-            value["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
+            value["stages"] = JOINED.join(name for name in names if name not in common) or "none"
     of_method = [path for path in differ if _within(path, OF_METHOD)]
     labels = [f" ({label})" for label in _labels(values, of_method)]
     settings = _labels(values, [path for path in differ if path not in of_method])
@@ -99,7 +99,7 @@ def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
             method=run.method + (label if of_methods[run.method] & {*of_method} else ""),
             setting=_joined(run.setting, setting),
         )
-        for run, label, setting in zip(known, labels, settings, strict=True)
+        for run, label, setting in zip(configured, labels, settings, strict=True)
     ]
     # a run that failed before it wrote its settings is counted with most of the others
     usual = Counter(run.setting for run in named).most_common(1)[0][0]
@@ -116,17 +116,20 @@ def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict
         runs: those without a configuration are left out.
         method: whether objective and stages count too.
     """
-    known = [run for run in runs if run.config]
-    if len(known) < 2 or all(
-        (run.config, run.about.get("code")) == (known[0].config, known[0].about.get("code")) for run in known
+    configured = [run for run in runs if run.config]
+    if len(configured) < 2 or all(
+        (run.config, run.about.get("code")) == (configured[0].config, configured[0].about.get("code"))
+        for run in configured
     ):
         return {}
     differ = {}
-    flats = [_flat(run) for run in known]
+    flats = [_flat(run) for run in configured]
     for path in sorted(set().union(*flats)):
-        values = [_value(every, path) for every in flats]
+        values = [_value(settings_of_run, path) for settings_of_run in flats]
         counts = path != "seed" and (method or not _within(path, OF_METHOD)) and _MISSING not in values
-        counts = counts and (is_measured(path) or not all(is_neutral(path, every) for every in flats))
+        counts = counts and (
+            is_measured(path) or not all(is_neutral(path, settings_of_run) for settings_of_run in flats)
+        )
         if counts and len(set(map(repr, values))) > 1:
             differ[path] = tuple(values)
     return differ
@@ -147,8 +150,8 @@ def _value(values: Mapping[str, Any], path: str) -> Any:
     """The value of a setting; a whole section in a line."""
     if path in values:
         return values[path]
-    inside = {key.removeprefix(f"{path}."): value for key, value in values.items() if key.startswith(f"{path}.")}
-    return ", ".join(f"{key}={shown(value)}" for key, value in inside.items()) if inside else _MISSING
+    section = {key.removeprefix(f"{path}."): value for key, value in values.items() if key.startswith(f"{path}.")}
+    return ", ".join(f"{key}={shown(value)}" for key, value in section.items()) if section else _MISSING
 
 
 def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
@@ -161,8 +164,8 @@ def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[s
         return [", ".join(f"{name}={shown(value[path])}" for name, path in pairs) for value in values]
 
     distinct = len({repr([value[path] for path in paths]) for value in values})
-    few = labels(SHOWN)
-    return few if len(set(few)) == distinct else labels(len(paths))
+    shortest = labels(SHOWN)
+    return shortest if len(set(shortest)) == distinct else labels(len(paths))
 
 
 def shown(value: Any) -> str:
@@ -184,6 +187,6 @@ def _within(path: str, parts: Sequence[str]) -> bool:
 
 def tails_of(paths: Sequence[str]) -> list[str]:
     """Paths relative to the last folder that holds them all."""
-    whole = [Path(path).absolute() for path in paths]
-    common = os.path.commonpath(whole)
-    return [str(path.relative_to(common)) for path in whole]
+    absolute = [Path(path).absolute() for path in paths]
+    common = os.path.commonpath(absolute)
+    return [str(path.relative_to(common)) for path in absolute]

@@ -1,21 +1,13 @@
-"""Files that a report writes, which never replace other files, and data in a page, which stays data."""
+"""Files that a report writes, which never replace other files."""
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
-import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from rlstab.errors import ReportError
 from rlstab.files import is_foreign
-
-#: Characters that could end a script element, open a comment in it, or end a line in older scripts.
-_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 def resource(name: str) -> str:
@@ -55,19 +47,3 @@ def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -
         raise ReportError(f"{path}: cannot be read: {error.strerror}. Give another path by {option}.") from error
     if foreign:
         raise ReportError(f"{path} exists, is not {what}, and stays as it is. Give another path by {option}.")
-
-
-def digest(text: str) -> str:
-    """What a content policy calls a script or a style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def packed(text: str) -> str:
-    """A text for a page that unpacks it: gzip in base64, a third as long and the same at each call."""
-    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
-
-
-def safe_json(data: Any) -> str:
-    """JSON for a ``<script>`` element, which nothing in it can end."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.translate(_UNSAFE)

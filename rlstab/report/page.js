@@ -1,44 +1,25 @@
-"use strict";
 (async () => {
   // gzip in base64, as `packed` in output.py writes it; a script runs by its digest in the head of the page
   const unpacked = (id) => {
-    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (one) => one.charCodeAt(0));
+    const bytes = Uint8Array.from(atob(by(id).textContent), (character) => character.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
-  const library = document.createElement("script");
-  library.textContent = await unpacked("plotly");
-  document.head.append(library);
+  document.head.append(make("script", "", await unpacked("plotly")));
   const data = JSON.parse(await unpacked("data"));
-  const root = document.documentElement;
-  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, band: "quartiles", smooth: 1, axis: "rollout", print: false };
   const DASHES = ["solid", "dash", "dot"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
 
   // plotly reads a few tags and entities in its texts: what comes from runs must not be read so
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const faded = (hex, alpha) => `rgba(${[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join(",")},${alpha})`;
-  const number = (value) => (value === null || value === undefined ? "none" : String(Number(value.toPrecision(3))));
-
-  // ---- theme
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const stored = (value) => {
-    try {
-      if (value !== undefined) localStorage.setItem("rlstab-theme", value);
-      return localStorage.getItem("rlstab-theme");
-    } catch {
-      return null; // a browser may forbid storage to files
-    }
+  // plotly takes numbers: a variable of the style sheet stands for two colours, one for each theme
+  const sample = document.body.appendChild(make("span", "status"));
+  const variable = (name) => {
+    sample.style.color = `var(${name})`;
+    return getComputedStyle(sample).color;
   };
-  const theme = () => (state.print ? "light" : stored.now || (dark.matches ? "dark" : "light"));
-  stored.now = stored();
-  function paint() {
-    root.dataset.theme = theme();
-    const button = document.getElementById("theme");
-    button.textContent = theme() === "dark" ? "Light" : "Dark";
-    button.setAttribute("aria-label", `Switch to the ${button.textContent.toLowerCase()} theme`);
-  }
+  const faded = (colour, alpha) => colour.replace(/rgba?\(([^)]*)\)/, `rgba($1, ${alpha})`);
+  const sans = getComputedStyle(root).getPropertyValue("--sans").trim();
 
   // ---- numbers
   const moving = (values, reach) =>
@@ -112,24 +93,24 @@
   const shown = () => data.methods.filter((one) => !state.off.has(one.key));
   const colour = (method) => variable(`--m${method.colour}`);
   function layout(x, y) {
-    const axis = { tickformat: "~g", gridcolor: variable("--grid"), linecolor: variable("--faint"), zeroline: false, ticks: "outside", ticklen: 4, tickcolor: variable("--faint"), automargin: true, fixedrange: false };
+    const axis = { tickformat: "~g", gridcolor: variable("--grid"), linecolor: variable("--faint"), zeroline: false, ticks: "outside", ticklen: 4, tickcolor: variable("--faint"), fixedrange: false };
     return {
-      font: { family: variable("--sans"), size: 12, color: variable("--soft") },
+      font: { family: sans, size: 12, color: variable("--soft") },
       paper_bgcolor: variable("--paper"), plot_bgcolor: variable("--paper"),
-      margin: { l: 46, r: 16, t: 10, b: 38 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
-      hoverlabel: { bgcolor: variable("--raised"), bordercolor: variable("--faint"), font: { color: variable("--ink"), family: variable("--sans"), size: 12 }, namelength: 40 },
-      xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, ...y },
+      margin: { l: 46, r: 16, t: 10, b: 42 }, showlegend: state.print, legend: { orientation: "h", y: -0.2 }, hovermode: "x unified", dragmode: "zoom",
+      hoverlabel: { bgcolor: variable("--raised"), bordercolor: variable("--faint"), font: { color: variable("--ink"), family: sans, size: 12 }, namelength: 40 },
+      xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, automargin: "left", ...y },
     };
   }
   const longest = () => Math.max(1, ...Object.values(data.curves[state.setting] ?? {}).flatMap((one) => Object.values(one)).map((one) => data.grids[one.grid].at(-1)));
   function curves(panel) {
-    const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log === "true", traces = [], said = [];
+    const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log !== undefined, traces = [], said = [];
     let sparse = false;
     for (const method of shown()) {
       const raw = curve(metric, method), series = raw && over(raw, method);
       if (!series) continue;
       // where runs end in two clusters, no run ends near their mean: the lost ones are drawn alone
-      const lost = new Set(data.lost[state.setting]?.[method.key]?.seeds), alive = series.names.map((_, i) => i).filter((i) => !lost.has(series.names[i]));
+      const lost = new Set(data.lost[state.setting]?.[method.key]), alive = series.names.map((_, i) => i).filter((i) => !lost.has(series.names[i]));
       const single = state.seeds || lost.size > 0;
       const name = plain(method.name), mean = summary(alive.length ? alive.map((i) => series.seeds[i]) : series.seeds, log);
       const line = { color: colour(method), width: method.baseline ? 2.4 : 2, dash: DASHES[method.dash] };
@@ -207,45 +188,15 @@
     const why = traces.length || state.off.size ? undefined : "No run of the sweep has this outcome.";
     return { traces, why, layout: { ...layout({ type: logs ? "log" : "linear", title: { text: plain(one.key), standoff: 6 }, ...ticks }, { rangemode: "tozero", title: { text: plain(outcome), standoff: 8 } }), hovermode: "closest" }, said };
   }
-  function survival() {
-    const traces = [], said = [];
-    for (const method of shown()) {
-      const [x, y, low, high] = data.lost[state.setting]?.[method.key]?.steps ?? [[]];
-      if (!x.length) continue;
-      const line = { color: colour(method), width: 2, dash: DASHES[method.dash], shape: "hv" }, name = plain(method.name), bare = { ...line, width: 0 };
-      // a point is drawn up to the next one, so the band is two steps of the same shape
-      if (low.some((one) => one !== null)) {
-        const within = (ends) => ends.map((one, i) => one ?? y[i]);
-        traces.push({ x, y: within(low), mode: "lines", line: bare, hoverinfo: "skip", meta: { method: method.key, part: "band" } });
-        traces.push({ x, y: within(high), mode: "lines", line: bare, fill: "tonexty", fillcolor: faded(line.color, 0.13), hoverinfo: "skip", meta: { method: method.key, part: "band" } });
-      }
-      traces.push({ x, y, mode: "lines", line, name, hovertemplate: "%{y:.2f}", meta: { method: method.key, part: "mean" } });
-      said.push(`${method.name}: ${number(y.at(-1))} not lost`);
-    }
-    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, unifiedhovertitle: { text: "rollout %{x}" } }, { range: [0, 1.04] }), said };
-  }
-  const DRAW = { curve: curves, trajectory, sweep, survival };
+  const DRAW = { curve: curves, trajectory, sweep };
 
-  function legend(panel, traces) {
-    const drawn = new Set(traces.map((one) => one.meta.method));
-    const place = panel.querySelector(".names");
-    place.replaceChildren(...data.methods.filter((one) => drawn.has(one.key)).map((method) => {
-      const item = document.createElement("span");
-      const swatch = document.querySelector(`.chip[data-method="${CSS.escape(method.key)}"] svg`)?.cloneNode(true);
-      item.append(...(swatch ? [swatch] : []), method.name);
-      return item;
-    }));
-  }
   function draw(panel) {
     const plot = panel.querySelector(".plot");
     const { traces, layout: frame, said, why } = DRAW[panel.dataset.figure](panel);
     const title = panel.querySelector(".title")?.textContent || panel.querySelector("select")?.selectedOptions[0]?.textContent || "";
-    legend(panel, traces);
     if (!traces.length) {
       if (plot.data) Plotly.purge(plot);
-      const note = document.createElement("p");
-      note.className = "absent";
-      note.textContent = why ?? (state.off.size ? "None of the methods shown has this in this setting." : "Not recorded in this setting.");
+      const note = make("p", "absent", why ?? (state.off.size ? "None of the methods shown has this in this setting." : "Not recorded in this setting."));
       plot.classList.add("empty");
       plot.replaceChildren(note);
       plot.setAttribute("aria-label", `${title}: ${note.textContent}`);
@@ -256,6 +207,7 @@
     frame.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
     frame.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
     plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
+    for (const trace of traces) trace.showlegend = trace.meta.part === "mean";
     Plotly.react(plot, traces, frame, {
       modeBarButtons: [["toImage"]],
       displaylogo: false,
@@ -289,17 +241,15 @@
   function select() {
     for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || (one.dataset.outcome !== undefined && one.dataset.outcome !== state.outcome);
     for (const one of all(".chip")) one.hidden = !data.curves[state.setting]?.[one.dataset.method];
-    for (const one of all("[data-setting-name]")) one.textContent = data.settings.find((other) => other.key === state.setting).name;
   }
-  const listen = (id, event, act) => document.getElementById(id)?.addEventListener(event, act);
+  const listen = (id, event, act) => by(id)?.addEventListener(event, act);
   listen("setting", "change", (event) => { state.setting = event.target.value; select(); redraw(); });
   listen("outcome", "change", (event) => { state.outcome = event.target.value; follow(); select(); redraw(); });
   listen("axis", "change", (event) => { state.axis = event.target.value; redraw(); });
   listen("seeds", "change", (event) => { state.seeds = event.target.checked; redraw(); });
   listen("band", "change", (event) => { state.band = event.target.value; redraw(); });
   listen("smooth", "change", (event) => { state.smooth = Number(event.target.value); redraw(); });
-  listen("theme", "click", () => { stored.now = theme() === "dark" ? "light" : "dark"; stored(stored.now); paint(); redraw(); });
-  dark.addEventListener("change", () => { paint(); redraw(); });
+  root.addEventListener("painted", redraw);
   for (const chip of all(".chip"))
     chip.addEventListener("click", (event) => {
       const key = chip.dataset.method, others = data.methods.filter((one) => one.key !== key);
@@ -312,38 +262,24 @@
     });
   for (const choice of all("select[data-for-metric]"))
     choice.addEventListener("change", () => { const panel = choice.closest("figure"); panel.dataset.metric = choice.value; draw(panel); });
-  async function copy(text) {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch { // no clipboard for this page: the older way
-      const area = document.createElement("textarea");
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-  }
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest("button[data-copy]");
-    if (!button) return;
-    await copy(button.parentElement.querySelector("code").textContent);
-    document.getElementById("said").textContent = "Copied.";
-    button.textContent = "copied";
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
-  });
+  for (const button of all("[data-copy]"))
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
+      by("status").textContent = "Copied.";
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
 
   // ---- paper: light, figures at full width
-  window.addEventListener("beforeprint", () => { state.print = true; paint(); redraw(); });
-  window.addEventListener("afterprint", () => { state.print = false; paint(); redraw(); });
+  window.addEventListener("beforeprint", () => { state.print = true; paint("light"); });
+  window.addEventListener("afterprint", () => { state.print = false; repaint(); });
   let waiting;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (!state.print) redraw(); }, 120); });
 
-  state.outcome = document.getElementById("outcome")?.value ?? Object.keys(data.outcomes)[0] ?? null;
-  const chosen = document.getElementById("setting");
+  state.outcome = by("outcome")?.value ?? Object.keys(data.outcomes)[0] ?? null;
+  const chosen = by("setting");
   if (chosen) state.setting = chosen.value; // a browser keeps the choice over a reload
-  state.axis = document.getElementById("axis")?.value ?? "rollout";
-  paint();
+  state.axis = by("axis")?.value ?? "rollout";
   follow();
   select();
   redraw();

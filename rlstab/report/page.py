@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
+from rlstab.page.render import digest, packed, rendered, safe_json
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -31,12 +31,10 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
-from rlstab.report.output import digest, packed, resource, safe_json
+from rlstab.report.formatting import axis, listed, own_title, setting
 from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
-from rlstab.report.template import rendered
 from rlstab.safe_read import plain
 from rlstab.signs import COUNTED
 
@@ -50,7 +48,7 @@ SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 def _plotly() -> tuple[Markup, str]:
     """Plotly for a page, and its digest."""
     script = get_plotlyjs()
-    return Markup(packed(script)), digest(script)
+    return packed(script), digest(script)
 
 
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
@@ -61,25 +59,17 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         command: makes the report again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
-    style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
     plotly, of_plotly = _plotly()
-    colours = "\n".join(
-        f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
-        for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
-    )
-    shown = {
-        # scripts run only by their digest, which a script in the data lacks. Plotly writes styles as it draws.
-        "digests": [of_plotly, digest(script)],
-        "style": Markup(f"{colours}\n{style}"),
-        "without_script": Markup(without_script),
-        "script": Markup(script),
-        "plotly": plotly,
-        "data": Markup(packed(safe_json(plain(data(comparison))))),
-        "source": source,
+    pairs = zip(LIGHT, DARK, strict=True)
+    colours = " ".join(f"--m{index}: light-dark({light}, {dark});" for index, (light, dark) in enumerate(pairs))
+    numbers = {"plotly": plotly, "data": packed(safe_json(plain(data(comparison)))), "source": source}
+    functions = {
+        **{"axis": axis, "own_title": own_title, "highest_stable": highest_stable, "p_value": p_value},
+        "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
-    functions = {"axis": axis, "own_title": own_title, "setting": _short, "decimals": decimals}
-    functions["highest_stable"] = highest_stable
-    return rendered(resource("page.html"), functions, contents(comparison, command) | shown)
+    context = contents(comparison, command) | functions | numbers
+    # plotly writes styles as it draws
+    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[of_plotly])
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -105,6 +95,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
         "first_metric": lead,
+        "outcome_titles": {outcome.name: outcome.title for outcome in comparison.outcomes},
         "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
         "settings": names,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
@@ -121,10 +112,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "signs": COUNTED,
-        "p_value": p_value,
-        "loses": [
-            key for key, table in tables.items() if any(each.losses.rate.hits for each in table.collapses.values())
-        ],
+        "sign_heads": [[sign.title] for sign in COUNTED.values()],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -138,20 +126,20 @@ def _tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
-    alone = len({table.bench for table in tables.values()}) == 1
-    return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
+    is_single = len({table.bench for table in tables.values()}) == 1
+    return {key: (table.setting if is_single else table.title) or "all runs" for key, table in tables.items()}
 
 
 def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
     baselines = {table.baseline for table in comparison.tables}
-    others = [name for name in looks if name not in baselines]
+    compared = [name for name in looks if name not in baselines]
     if len(baselines) > 1:  # none is the baseline of all tables
         return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
-    if not others or None in baselines:
+    if not compared or None in baselines:
         return head + listed(looks)
-    return f"{head}{listed(others) if len(others) <= 3 else f'{len(others)} methods'} against {baselines.pop()}"
+    return f"{head}{listed(compared) if len(compared) <= 3 else f'{len(compared)} methods'} against {baselines.pop()}"
 
 
 def _what(comparison: Comparison, methods: int) -> str:
@@ -214,9 +202,11 @@ def _config(table: Table, name: str) -> dict[str, Any]:
 
 def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
-    here, there = _yaml(config).splitlines(), _yaml(baseline).splitlines()
+    lines, baseline_lines = _yaml(config).splitlines(), _yaml(baseline).splitlines()
     kinds = {" ": "same", "+": "new", "-": "gone"}
-    marked = list(difflib.unified_diff(there, here, n=len(there)))[3:] or [f" {line}" for line in here]
+    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:] or [
+        f" {line}" for line in lines
+    ]
     yield from ((kinds[line[0]], line[1:]) for line in marked)
 
 
@@ -230,65 +220,41 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-#: Size of the drawing of one difference, in its own units.
+#: Width of the drawing of one difference, and its margin, in its own units.
 FOREST, MARGIN = 150.0, 7.0
-#: Width of a character of a tick's label, and the least gap between two labels, likewise.
-CHARACTER, GAP = 6.2, 3.0
 
 
 def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
     """One outcome in one setting, which is named unless it is ``alone``."""
     rows = rows_of(table, outcome)
-    differences = [row.estimate for row in rows if row.estimate]
-    bounds = [bound for entry in differences for bound in (entry.value, entry.low, entry.high) if bound is not None]
-    scale = Scale([0.0, *bounds])
     remarks: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.remark:
             remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
     unit = f", in {outcome.unit}" if outcome.unit else ""
+    losses = [table.collapses[row.method].losses for row in rows]
     return {
         "outcome": outcome.name,
         "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
-        "axis": scale.ticks() if differences else None,
-        "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method].losses) for row in rows],
+        "rows": list(zip(rows, forest([row.estimate for row in rows]), losses, strict=True)),
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
     }
 
 
-class Scale:
-    """Maps differences to positions in the drawing; all rows of a table share it."""
+def forest(estimates: Sequence[Estimate | None]) -> list[dict[str, float | None]]:
+    """Zero, value and interval of each difference from the left edge of its drawing; all have one scale."""
+    names = ("value", "low", "high")
+    columns = [{"zero": 0.0} | {name: getattr(estimate, name, None) for name in names} for estimate in estimates]
+    numbers = [number for column in columns for number in column.values() if number is not None]
+    low, span = min(numbers), max(numbers) - min(numbers)
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self.low, self.high = min(values), max(values)
+    def position(number: float | None) -> float | None:
+        share = 0.5 if number is None or span == 0 else (number - low) / span
+        return None if number is None else round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
 
-    def at(self, value: float) -> float:
-        """From the left edge."""
-        span = self.high - self.low
-        share = (value - self.low) / span if span > 0 else 0.5
-        return round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
-
-    def drawn(self, estimate: Estimate | None) -> dict[str, float | None] | None:
-        """Point and interval of one row."""
-        if estimate is None or estimate.value is None:
-            return None
-        low, high = (None if bound is None else self.at(bound) for bound in (estimate.low, estimate.high))
-        return {"zero": self.at(0.0), "value": self.at(estimate.value), "low": low, "high": high}
-
-    def ticks(self) -> list[dict[str, Any]]:
-        """Zero, and as many round numbers on both sides as there is room for."""
-        if self.high <= self.low:
-            return [{"at": self.at(0.0), "text": "0"}]
-        for count in (4, 3, 2):
-            step = round_step((self.high - self.low) / count)
-            digits = max(0, -math.floor(math.log10(step) + 1e-9))
-            inside = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-            texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]
-            if step / (self.high - self.low) * (FOREST - 2 * MARGIN) >= max(map(len, texts)) * CHARACTER + GAP:
-                break
-        return [{"at": self.at(value), "text": text} for value, text in zip(inside, texts, strict=True)]
+    return [{name: position(number) for name, number in column.items()} for column in columns]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -313,15 +279,12 @@ def data(comparison: Comparison) -> dict[str, Any]:
         },
         "metrics": {name: asdict(axis(name)) for name in used},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
-        "lost": {key: {keys[name]: _losses(table, name) for name in table.methods} for key, table in tables.items()},
+        "lost": {
+            key: {keys[name]: [run.seed for run in table.runs[name] if collapsed(run)] for name in table.methods}
+            for key, table in tables.items()
+        },
         **curve_data(groups),
     }
-
-
-def _losses(table: Table, name: str) -> dict[str, Any]:
-    """The seeds of a method that were lost, and the share of its runs that was not, with the ends of its interval."""
-    lost = [run.seed for run in table.runs[name] if collapsed(run)]
-    return {"seeds": lost, "steps": table.collapses[name].losses.survival}
 
 
 def _short(value: float) -> str:

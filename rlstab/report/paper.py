@@ -56,9 +56,9 @@ def write_paper(comparison: Comparison, folder: Path, command: str, width: str) 
     """
     files = {**dict(_texts(comparison)), **dict(_figures(comparison, width))}
     refuse_foreign(folder / ABOUT, [MARK], "of rlstab", "--paper")
-    ours = read_json(folder / ABOUT).get("files", {})
+    written = read_json(folder / ABOUT).get("files", {})
     for path in (folder / name for name in files):
-        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != ours.get(path.name):
+        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != written.get(path.name):
             raise ReportError(
                 f"{path} exists, is not as rlstab wrote it, and stays so. Give another folder by --paper."
             )
@@ -77,12 +77,12 @@ def write_paper(comparison: Comparison, folder: Path, command: str, width: str) 
 
 def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Every run, every number with its interval, and the table of the main outcome."""
-    names, every = [outcome.name for outcome in comparison.outcomes], list[list[Any]]()
+    names, rows = [outcome.name for outcome in comparison.outcomes], list[list[Any]]()
     for run in comparison.loaded.runs:
         facts = [run.bench, run.setting, run.method, run.seed, run.status, fate_of(run).lost, fate_of(run).rollout]
-        every.append([*facts, *(outcome_of(run, name) for name in names)])
+        rows.append([*facts, *(outcome_of(run, name) for name in names)])
     heads = ["bench", "setting", "method", "seed", "status", "lost", "last rollout, or that of the loss", *names]
-    yield "runs.csv", _csv(heads, every)
+    yield "runs.csv", _csv(heads, rows)
     heads = ["bench", "setting", "method", "outcome", "number", "value", "low", "high", "seeds", "verdict"]
     yield "numbers.csv", _csv(heads, (row for table in comparison.tables for row in _rows(table, names)))
     if comparison.outcomes:
@@ -98,10 +98,10 @@ def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 
 def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
     for method in table.methods:
-        losses, place = table.collapses[method].losses, [table.bench, table.setting, method]
+        losses, table_and_method = table.collapses[method].losses, [table.bench, table.setting, method]
         verdict = "" if losses.p is None else f"p = {losses.p:.3g} against {table.baseline}"
         yield [
-            *place,
+            *table_and_method,
             "",
             "rate of lost runs",
             losses.rate.value,
@@ -116,8 +116,8 @@ def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
             shown += (
                 [(f"difference from {table.baseline}", pair.difference, len(pair.seeds), pair.verdict)] if pair else []
             )
-            for number, each, seeds, words in shown:
-                yield [*place, name, number, each.value, each.low, each.high, seeds, words]
+            for number, estimate, seeds, words in shown:
+                yield [*table_and_method, name, number, estimate.value, estimate.low, estimate.high, seeds, words]
 
 
 def _csv(heads: list[str], rows: Iterable[list[Any]]) -> bytes:
@@ -140,8 +140,6 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
         end = f"-{number}" if len(comparison.tables) > 1 else ""
         drawings |= {f"curve{end}": partial(_curve, comparison, table)}
         drawings |= {f"differences{end}": partial(_differences, comparison, table)} if len(table.methods) > 1 else {}
-        if any(each.losses.rate.hits for each in table.collapses.values()):
-            drawings[f"survival{end}"] = partial(_survival, comparison, table)
     for number, sweep in enumerate(comparison.sweeps if comparison.outcomes else [], 1):
         drawings[f"sweep-{number}"] = partial(_sweep, comparison, sweep)
     inches, columns = WIDTHS[width]
@@ -174,8 +172,8 @@ def _curve(comparison: Comparison, table: Table, axes: Axes) -> None:
         line = _line(comparison, method)
         for run in table.runs[method]:
             if (seed := seeds_of([run], metric)) is not None:
-                lost = {"ls": ":", "lw": 0.9} if collapsed(run) else {"lw": 0.5, "alpha": 0.6}
-                axes.plot(seed.rollouts, seed.values[0], **{**line, "label": None, **lost})
+                line_of_seed = {"ls": ":", "lw": 0.9} if collapsed(run) else {"lw": 0.5, "alpha": 0.6}
+                axes.plot(seed.rollouts, seed.values[0], **{**line, "label": None, **line_of_seed})
         mean = seeds_of([run for run in table.runs[method] if not collapsed(run)], metric)
         x, y = ([], []) if mean is None else (mean.rollouts.tolist(), mean.means.tolist())
         axes.plot(x, y, **line)
@@ -204,25 +202,16 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
     axes.set_xlabel(f"{comparison.outcomes[0].title}: difference from {table.baseline}")
 
 
-def _survival(comparison: Comparison, table: Table, axes: Axes) -> None:
-    for method in table.methods:
-        line, columns = _line(comparison, method), table.collapses[method].losses.survival
-        times, shares, low, high = (np.array(column, float) for column in columns)
-        axes.step(times, shares, where="post", **line)
-        axes.fill_between(times, low, high, step="post", color=line["color"], alpha=0.15, lw=0)
-    axes.set(xlabel="rollout", ylabel="share of runs not yet lost", ylim=(0, 1.04))
-
-
 def _sweep(comparison: Comparison, sweep: Sweep, axes: Axes) -> None:
     """Every finished run as a point, lost ones too, and their medians."""
     tables, outcome = {(table.bench or "", table.setting): table for table in comparison.tables}, comparison.outcomes[0]
     for method in sweep.highest:
-        points = {each.value: each.setting for each in sweep.points if each.method == method}
+        points = {point.value: point.setting for point in sweep.points if point.method == method}
         values = [tables[sweep.bench, name].cells[method, outcome.name].every or (np.nan,) for name in points.values()]
         line = _line(comparison, method)
         axes.plot(list(points), list(map(np.median, values)), **line)
-        for value, each in zip(points, values, strict=True):
-            axes.plot([value] * len(each), each, ".", color=line["color"], ms=3, alpha=0.6)
+        for value, outcomes in zip(points, values, strict=True):
+            axes.plot([value] * len(outcomes), outcomes, ".", color=line["color"], ms=3, alpha=0.6)
     axes.set(xlabel=sweep.key, ylabel=outcome.title, xscale="log" if sweep.is_logarithmic else "linear")
     axes.set_xticks(sweep.values, [setting(float(f"{value:.3g}")) for value in sweep.values], rotation=45, ha="right")
     axes.minorticks_off()

@@ -53,6 +53,7 @@ class _Line(RunFacts):
     largest: dict[str, list[float | None]]
     spent: dict[str, list[float | None]]
     left_out: list[str]
+    not_finite: list[str] = Field(default_factory=list)
 
 
 _LINE = TypeAdapter(_Line)
@@ -87,6 +88,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "largest": {name: _aligned(curve, rollouts) for name, curve in sorted(run.largest.items())},
         "spent": {unit: _aligned(curve, rollouts) for unit, curve in sorted(run.spent.items())},
         "left_out": list(run.remarks),
+        **({"not_finite": list(run.not_finite)} if run.not_finite else {}),
     }
 
 
@@ -94,7 +96,7 @@ def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``run.json`` without paths of the machine: a worker's command, the folders of reward files."""
     shown = {name: value for name, value in about.items() if name != "command"}
     if isinstance(rewards := shown.get("rewards"), Mapping):
-        shown["rewards"] = {name: re.split(r"[/\\]", str(place))[-1] for name, place in rewards.items()}
+        shown["rewards"] = {name: re.split(r"[/\\]", str(path))[-1] for name, path in rewards.items()}
     return shown
 
 
@@ -122,7 +124,8 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
             except ValueError as error:
                 damaged.setdefault(str(error), []).append(number)
     records += [
-        LeftOut(f"{path}:{ranges(numbers)}", f"not a line of a results file: {why}") for why, numbers in damaged.items()
+        LeftOut(f"{path}:{ranges(numbers)}", f"not a line of a results file: {reason}")
+        for reason, numbers in damaged.items()
     ]
     return records or [LeftOut(str(path), "empty")]
 
@@ -142,6 +145,7 @@ def _record(line: _Line, path: Path, number: int) -> RunRecord:
         largest={name: _curve(rollouts, values) for name, values in line.largest.items()},
         spent={unit: _curve(rollouts, values) for unit, values in line.spent.items()},
         remarks=tuple(line.left_out),
+        not_finite=tuple(line.not_finite),
     )
 
 
@@ -149,5 +153,5 @@ def _curve(rollouts: NDArray[np.int64], values: list[float | None]) -> Curve:
     if len(values) != len(rollouts):
         raise ValueError(f"a curve has {len(values)} values for {len(rollouts)} rollouts")
     numbers = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-    known = np.abs(numbers) <= MOST_NUMBER
-    return rollouts[known], numbers[known]
+    finite = np.abs(numbers) <= MOST_NUMBER
+    return rollouts[finite], numbers[finite]

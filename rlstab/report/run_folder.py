@@ -40,12 +40,12 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     remarks: list[str] = []
     launched = is_launched(folder)
     config = _config(folder / CONFIG, remarks)
-    place = _mapping(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
-    about = {"run_hash": place.get("run_hash")} if launched else _mapping(folder / ABOUT, remarks)
-    method = place["method"] if isinstance(place.get("method"), str) else "+".join(objective_names(config))
+    record = _mapping(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
+    about = {"run_hash": record.get("run_hash")} if launched else _mapping(folder / ABOUT, remarks)
+    method = record["method"] if isinstance(record.get("method"), str) else "+".join(objective_names(config))
     if not method:
         return LeftOut(str(folder), "neither config.yaml nor bench.json says what was trained: " + "; ".join(remarks))
-    status: Status | None = "failed" if place.get("status") == "failed" else None
+    status: Status | None = "failed" if record.get("status") == "failed" else None
     if launched:
         try:
             run = foreign(folder / OUT, folder / "worker.log")
@@ -53,28 +53,28 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
             if status is None:
                 return LeftOut(str(folder), str(error))
             run = Run(metrics={})
-        status = status or ("finished" if place.get("status") == "finished" else "unfinished")
+        status = status or ("finished" if record.get("status") == "finished" else "unfinished")
     else:
         run = _own(folder, config, remarks)
         if not run.metrics and not run.evaluations and status is None:
             return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    seed = as_step(place.get("seed", config.get("seed")))
+    seed = as_step(record.get("seed", config.get("seed")))
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
     return record_of(
         run,
         folder,
-        bench=_text(place.get("bench")) or _text(bench.get("name")),
-        setting=_text(place.get("setting")) or "default",
+        bench=_text(record.get("bench")) or _text(bench.get("name")),
+        setting=_text(record.get("setting")) or "default",
         method=method,
         seed=seed or 0,
         status=status or ("finished" if run.ended else "unfinished"),
-        error=_text(place.get("error")),
+        error=_text(record.get("error")),
         config=config,
         about={**({"cpu": bench["cpu"]} if "cpu" in bench else {}), **about},
-        command=_text(place.get("command")) or _text(about.get("command")),
-        cpu_seconds=as_float(place.get("cpu_seconds")),
-        seconds=as_float(place.get("seconds")),
+        command=_text(record.get("command")) or _text(about.get("command")),
+        cpu_seconds=as_float(record.get("cpu_seconds")),
+        seconds=as_float(record.get("seconds")),
         baseline=_text(bench.get("baseline")),
         bench_command=_text(bench.get("command")),
         bench_about=_text(bench.get("about")) or "",
@@ -91,13 +91,10 @@ def record_of(run: Run, folder: Path, **facts: Any) -> RunRecord:
         folder: of the run.
         **facts: what it is; see :class:`rlstab.report.runs.RunFacts`.
     """
-    curves = ("metrics", "evaluations", "largest", "spent", "unit", "writer")
+    curves = ("metrics", "evaluations", "largest", "spent", "unit", "writer", "not_finite")
     file = folder / METRICS
     written = (file if file.is_file() else folder).stat().st_mtime
-    sparse = run.unit == "step"
-    return RunRecord(
-        **{name: getattr(run, name) for name in curves}, path=str(folder), written=written, sparse=sparse, **facts
-    )
+    return RunRecord(**{name: getattr(run, name) for name in curves}, path=str(folder), written=written, **facts)
 
 
 def foreign(folder: Path, console: Path) -> Run:
@@ -137,8 +134,8 @@ def _own(folder: Path, config: Mapping[str, Any], remarks: list[str]) -> Run:
 
 
 def _mapping(path: Path, remarks: list[str], parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
-    data, why = read_mapping(path, parse)
-    remarks += [why] if data is None else []
+    data, fault = read_mapping(path, parse)
+    remarks += [fault] if data is None else []
     return data or {}
 
 
@@ -174,8 +171,8 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
             damaged += 1
     if damaged:
         remarks.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name}")
-    if lost := gaps({0, *records}, 1):
-        remarks.append(f"{path.name} lacks rollout {lost}")
+    if absent := gaps({0, *records}, 1):
+        remarks.append(f"{path.name} lacks rollout {absent}")
     return dict(sorted(records.items()))
 
 
@@ -188,15 +185,15 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
     for name in sorted(set[str]().union(*records.values()) - {"rollout"}):
         # a count is written only if there was something to count
         missing = 0.0 if name.startswith("optimizer_steps/") else None
-        known, values = _numbers([record.get(name, missing) for record in records.values()])
+        has_value, values = _numbers([record.get(name, missing) for record in records.values()])
         if name.startswith("eval/"):
-            for rollout, value in zip(steps[known].tolist(), values[known].tolist(), strict=True):
+            for rollout, value in zip(steps[has_value].tolist(), values[has_value].tolist(), strict=True):
                 if math.isfinite(value):
                     evaluations.setdefault(rollout, {"rollout": rollout})[name] = rounded(value)
         elif name == "seconds/rollout" or not name.startswith("seconds/"):
-            known &= steps > 0
-            if known.any():
-                metrics[name] = grids.setdefault(known.tobytes(), steps[known]), values[known]
+            has_value &= steps > 0
+            if has_value.any():
+                metrics[name] = grids.setdefault(has_value.tobytes(), steps[has_value]), values[has_value]
     return metrics, [evaluations[rollout] for rollout in sorted(evaluations)]
 
 

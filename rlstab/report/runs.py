@@ -63,13 +63,11 @@ class RunRecord(RunFacts, Run):
     """One run as a report compares it.
 
     Attributes:
-        sparse: whether its log, of another trainer, may lack lines for some rollouts.
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
         repeats: the setting from which it was taken, since its seed ran there more than once; else empty.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
-    sparse: bool = False
     by: str = "rollouts"
     repeats: str = ""
     written: float = 0.0
@@ -120,16 +118,16 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
         return []
     names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
     return [
-        f"{name}_{names[: place + 1].count(name)}" if names.count(name) > 1 else name
-        for place, name in enumerate(names)
+        f"{name}_{names[: index + 1].count(name)}" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
     ]
 
 
 def _label(item: Mapping[str, Any]) -> str:
     """A name as in metrics: an observer is named after what it observes. A class in a file is not loaded."""
-    inside = item.get("method")
-    if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
-        return f"observe_{portable(inside['name'])}"
+    observed = item.get("method")
+    if item["name"] == "observe" and isinstance(observed, Mapping) and "name" in observed:
+        return f"observe_{portable(observed['name'])}"
     return str(portable(item["name"]))
 
 
@@ -171,8 +169,8 @@ def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
     if not len(values):
         return None
     counts = bin_weights(record.bin_width, ends)
-    place = int(np.where(counts == counts.max(), values, -np.inf).argmax())
-    return float(values[place]), int(ends[place]), int(counts[place])
+    index = int(np.where(counts == counts.max(), values, -np.inf).argmax())
+    return float(values[index]), int(ends[index]), int(counts[index])
 
 
 def running_total(curve: Curve, last: int) -> Curve | None:

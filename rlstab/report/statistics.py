@@ -1,4 +1,4 @@
-"""Numbers with intervals: means, paired differences, shares, and how often one method ends higher than the baseline.
+"""Numbers with intervals: means, paired differences, and shares.
 
 Every interval is at 95 %. ``python -m benchmarks intervals`` draws seeds of known truth, counts how often each interval
 holds it, and writes the table of docs/how-to/compare.md:
@@ -11,9 +11,6 @@ holds it, and writes the table of docs/how-to/compare.md:
 
 No interval of a few seeds covers the mean of a method that loses a quarter of its runs: Student's holds it in 76 % of
 five seeds. So runs that are lost are counted (:mod:`rlstab.report.collapse`), and a mean is that of the survivors.
-
-The probability of improvement is a summary that R. Agarwal et al., "Deep Reinforcement Learning at the Edge of the
-Statistical Precipice", 2021, arXiv 2108.13264, recommend for few runs.
 
 Each interval holds separately. Verdicts hold for all methods of one setting and one outcome together: Holm's step-down
 adjustment (S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979) of the p-values. They do not hold
@@ -68,11 +65,11 @@ class Estimate:
 class Share(Estimate):
     """``hits`` of ``count``."""
 
-    hits: float
+    hits: int
     count: int
 
     def __str__(self) -> str:
-        return f"{self.hits:g} of {self.count}"
+        return f"{self.hits} of {self.count}"
 
     @property
     def percent(self) -> str:
@@ -91,7 +88,6 @@ class Paired:
 
     Attributes:
         difference: mean of method minus baseline, with its interval.
-        wins: probability of a higher value than the baseline: share of seeds won, ties half.
         seeds: those in both.
         verdict: in words. ``higher`` says nothing about better.
         remark: what the verdict alone hides; may be empty.
@@ -101,7 +97,6 @@ class Paired:
     """
 
     difference: Estimate
-    wins: Estimate
     seeds: tuple[int, ...]
     verdict: Verdict
     remark: str
@@ -156,14 +151,14 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
         name: mean_of(values, constant=len({baseline[seed] for seed in seeds[name]}) == 1)
         for name, values in differences.items()
     }
-    together = holm({name: p for name, (_, p) in means.items() if p is not None and differences[name].any()})
+    adjusted = holm({name: p for name, (_, p) in means.items() if p is not None and differences[name].any()})
     paired = {}
     for name, (mean, _) in means.items():
-        verdict, remark = _judged(mean, differences[name], together.get(name))
+        verdict, remark = _judged(mean, differences[name], adjusted.get(name))
         unseen = verdict == "no visible difference" and len(seeds[name]) >= MIN_POWER_SEEDS
-        power = power_of(differences[name], len(together)) if unseen else None
-        each = tuple(differences[name].tolist())
-        paired[name] = Paired(mean, _won(differences[name]), seeds[name], verdict, remark, power, each)
+        power = power_of(differences[name], len(adjusted)) if unseen else None
+        by_seed = tuple(differences[name].tolist())
+        paired[name] = Paired(mean, seeds[name], verdict, remark, power, by_seed)
     return paired
 
 
@@ -195,8 +190,8 @@ def student_t(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjusted p-values: the i-th smallest of m times (m - i + 1), never below the one before it, at most 1."""
     names = sorted(p_values, key=p_values.__getitem__)
-    alone = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
-    return dict(zip(names, accumulate(alone, max), strict=True))
+    multiplied = (min(1.0, (len(names) - rank) * p_values[name]) for rank, name in enumerate(names))
+    return dict(zip(names, accumulate(multiplied, max), strict=True))
 
 
 def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | None) -> tuple[Verdict, str]:
@@ -206,8 +201,8 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
         return "too few seeds", difference.how
     side: Verdict = "higher" if difference.value > 0 else "lower"
     if difference.low is None or difference.high is None:
-        same = f"by the same in each of {len(differences)} seeds: no interval, and an exact test gives {p_value(p)}"
-        return side if p < 1 - CONFIDENCE else "too few seeds", f"{side} {same}"
+        reason = f"by the same in each of {len(differences)} seeds: no interval, and an exact test gives {p_value(p)}"
+        return side if p < 1 - CONFIDENCE else "too few seeds", f"{side} {reason}"
     if p < 1 - CONFIDENCE:
         return side, ""
     if difference.low > 0 or difference.high < 0:
@@ -215,16 +210,8 @@ def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | N
     return "no visible difference", ""
 
 
-def _won(differences: NDArray[np.float64]) -> Estimate:
-    """Share of seeds in which the method is above the baseline, ties half."""
-    wins, count = (np.sign(differences) + 1) / 2, len(differences)
-    if count == 0:
-        return Estimate(None, None, None, "no seed in both")
-    return share(float(wins.sum()), count) if count >= MIN_SEEDS else Estimate(wins.mean(), None, None, _few(count))
-
-
-def share(hits: float, count: int) -> Share:
-    """A share with its exact interval; a tie is half a hit."""
+def share(hits: int, count: int) -> Share:
+    """A share with its exact interval."""
     if count == 0:
         return Share(None, None, None, NOT_MEASURED.how, 0, 0)
     tail = (1 - CONFIDENCE) / 2

@@ -95,7 +95,7 @@ def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
     benches: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
         benches[run.bench or ""].append(run)
-    return [_sweep(bench, key, some) for bench, some in benches.items() if (key := swept_key(some)) is not None]
+    return [_sweep(bench, key, group) for bench, group in benches.items() if (key := swept_key(group)) is not None]
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
@@ -106,19 +106,19 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
     of_methods: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for run in runs:
         if run.config:
-            own = _dials(run.config)
-            if of_methods[run.method].setdefault(run.setting, own) != own:
+            dials = _dials(run.config)
+            if of_methods[run.method].setdefault(run.setting, dials) != dials:
                 return None
     differing: set[str] = set()
     for by_setting in of_methods.values():
-        paths = {path for own in by_setting.values() for path in own}
-        differing |= {path for path in paths if len({repr(own.get(path)) for own in by_setting.values()}) > 1}
+        paths = {path for dials in by_setting.values() for path in dials}
+        differing |= {path for path in paths if len({repr(dials.get(path)) for dials in by_setting.values()}) > 1}
     if len(differing) != 1:
         return None
     key = differing.pop()
     values: dict[str, Any] = {}
-    for name, own in (item for by_setting in of_methods.values() for item in by_setting.items()):
-        if values.setdefault(name, own.get(key)) != own.get(key):
+    for name, dials in (item for by_setting in of_methods.values() for item in by_setting.items()):
+        if values.setdefault(name, dials.get(key)) != dials.get(key):
             return None
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
     return key if numeric else None
@@ -126,11 +126,11 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
 
 def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a run that may be swept, by dotted path."""
-    every = dict(flat(config))
+    settings = dict(flat(config))
     values = {
         path: value
-        for path, value in every.items()
-        if path.partition(".")[0] not in IGNORED and not is_neutral(path, every)
+        for path, value in settings.items()
+        if path.partition(".")[0] not in IGNORED and not is_neutral(path, settings)
     }
     if "rollout.precision" in values:
         values["rollout.precision"] = COARSENESS.get(values["rollout.precision"])
@@ -144,11 +144,11 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     for run in runs:
         if run.setting in values:
             groups[run.method, values[run.setting]].append(run)
-    points = [_point(method, value, some) for (method, value), some in sorted(groups.items())]
+    points = [_point(method, value, group) for (method, value), group in sorted(groups.items())]
     highest: dict[str, float | None] = {}
     unclear: dict[str, float] = {}
-    for method, some in groupby(points, lambda point: point.method):
-        ascending = list(some)
+    for method, group in groupby(points, lambda point: point.method):
+        ascending = list(group)
         stable = list(takewhile(lambda point: point.stable, ascending))
         highest[method] = stable[-1].value if stable else None
         if len(stable) < len(ascending) and not ascending[len(stable)].unstable:

@@ -33,7 +33,7 @@ class TableRow:
         method: its name.
         seeds: number of seeds with a value.
         value: the mean of the runs that were not lost.
-        difference, wins: from the baseline; None for the baseline itself, and without a baseline.
+        difference: from the baseline; None for the baseline itself, and without a baseline.
         estimate: the same difference as numbers, likewise.
         verdict: in words.
         cost: of a rollout, in words.
@@ -45,7 +45,6 @@ class TableRow:
     seeds: int
     value: Shown
     difference: Shown | None
-    wins: Shown | None
     estimate: Estimate | None
     verdict: str
     cost: str
@@ -66,7 +65,6 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
                 seeds=len(cell.values),
                 value=_shown(cell.summary, value_digits),
                 difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
-                wins=_shown(paired.wins, 2) if paired else None,
                 estimate=paired.difference if paired else None,
                 verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
                 cost=table.costs[method],
@@ -94,8 +92,8 @@ def _differing(table: Table, method: str, outcome: Outcome) -> list[str]:
 
 def _remark(cell: Cell, outcome: Outcome) -> str:
     """What the verdict alone hides, what the seeds could show, or why there is no interval."""
-    told = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
-    return "; ".join(filter(None, told)) or (cell.summary.how if cell.summary.low is None else "")
+    remarks = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
+    return "; ".join(filter(None, remarks)) or (cell.summary.how if cell.summary.low is None else "")
 
 
 def in_words(paired: Paired, outcome: Outcome) -> str:

@@ -1,4 +1,5 @@
-"""Per-token signals of the next-token distribution: log-prob, entropy, max log-prob, kept mass, sum of squares.
+"""Per-token signals of the next-token distribution: log-prob, entropy, max log-prob, kept mass, support mass,
+sum of squares.
 
 The only place where a vocabulary is touched. Everything downstream sees ``(N,)`` float32 fields.
 
@@ -20,6 +21,7 @@ from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals.divergence import Source, Teacher, TopK
 from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
+from rlstab.signals.support import as_support
 from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, Target, TokenSignals, wide
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Teacher",
     "TokenSignals",
     "TopK",
+    "as_support",
     "slow_bf16",
     "token_signals",
     "token_signals_from_logits",
@@ -54,6 +57,7 @@ def token_signals(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     min_p: float | None = None,
+    support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
     teacher: Source | None = None,
@@ -73,6 +77,8 @@ def token_signals(
         logit_scale: multiplies the output of the head.
         softcap: c of a final ``c * tanh(logits / c)``, before the temperature.
         min_p: defines ``log_kept_mass``.
+        support: ``(N, K)`` ids of the tokens that the sampler kept, see :func:`as_support`; defines
+            ``log_support_mass``.
         rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
         check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
             they are known to be in it, such as inputs of the same model.
@@ -82,9 +88,10 @@ def token_signals(
 
     Raises:
         ShapeError: shapes or dtypes do not fit.
-        MissingSignal: no such signal, or ``teacher_divergence`` without a teacher.
-        OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have,
-            ``log_kept_mass`` without a ``min_p`` in (0, 1], or a ``beta`` that is not in [0, 1].
+        MissingSignal: no such signal, ``log_support_mass`` without a support, or ``teacher_divergence`` without a
+            teacher.
+        OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have, or
+            ``log_kept_mass`` without a ``min_p`` in (0, 1]; a token is not in its support; or ``beta`` not in [0, 1].
         RlstabError: in the backward, if a second derivative is asked for.
     """
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
@@ -103,7 +110,7 @@ def token_signals(
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
     vocab, compared = head_weight.shape[0], (teacher, beta)
-    ask, temperature = _ask(hidden, vocab, token_ids, temperature, needs, min_p, rows, check_ids, compared)
+    ask, temperature = _ask(hidden, vocab, token_ids, temperature, needs, min_p, support, rows, check_ids, compared)
     values = HeadSignals.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
@@ -117,6 +124,7 @@ def token_signals_from_logits(
     temperature: float | Tensor = 1.0,
     needs: Set[str] = frozenset({"logprobs", "entropies"}),
     min_p: float | None = None,
+    support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
     teacher: Source | None = None,
@@ -126,7 +134,7 @@ def token_signals_from_logits(
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
     vocab, compared = logits.shape[1], (teacher, beta)
-    ask, temperature = _ask(logits, vocab, token_ids, temperature, needs, min_p, rows, check_ids, compared)
+    ask, temperature = _ask(logits, vocab, token_ids, temperature, needs, min_p, support, rows, check_ids, compared)
     values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]  # as above
     return _record(values, rows or {})
 
@@ -147,6 +155,7 @@ def _ask(
     temperature: float | Tensor,
     needs: Set[str],
     min_p: float | None,
+    support: Tensor | None,
     rows: Mapping[str, Tensor] | None,
     check_ids: bool,
     compared: tuple[Source | None, float],
@@ -169,11 +178,13 @@ def _ask(
         raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
     if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
         raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
+    if "log_support_mass" in needs:
+        _check_support(support, source, vocab, token_ids, check_ids)
     if check_ids and "logprobs" in needs and not bool(((token_ids >= 0) & (token_ids < vocab)).all()):
         raise OutOfRange(f"a token id is not in [0, {vocab}), the vocabulary. Leave out the rows without a token.")
     temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
     height = ROWS if source.device.type == "cpu" else GPU_ROWS
-    ask = Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS)
+    ask = Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS, support)
     if "teacher_divergence" in needs:
         ask = replace(ask, target=_target(source, vocab, temperature, *compared))
     return ask, temperature
@@ -200,6 +211,26 @@ def _target(source: Tensor, vocab: int, temperature: float | Tensor, teacher: So
             f"expected torch.int64, and (N, k) for both."
         )
     return teacher.target(float(beta), vocab, temperature, COLUMNS)
+
+
+def _check_support(support: Tensor | None, source: Tensor, vocab: int, token_ids: Tensor, check_ids: bool) -> None:
+    if support is None:
+        raise MissingSignal(
+            "log_support_mass needs support=, the tokens that the sampler kept at each token. Have the sampler return "
+            "them (vLLM: return_sampling_mask) and write support=as_support(ids, offsets=...)."
+        )
+    if support.ndim != 2 or support.shape[0] != source.shape[0] or support.is_floating_point():
+        raise ShapeError(
+            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected (N, K) "
+            f"token ids. See as_support."
+        )
+    if check_ids and support.numel():
+        outside = (support >= 0).any(1) & ~(support == token_ids.unsqueeze(1)).any(1)
+        if bool(outside.any()) or int(support.max()) >= vocab:
+            raise OutOfRange(
+                f"{int(outside.sum())} tokens are not in their support, or an id is not in [0, {vocab}), the "
+                f"vocabulary: the supports are not those of these tokens. Align them, one row for each token."
+            )
 
 
 def _record(signals: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> TokenSignals:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.devices import sent
+from rlstab.signals.support import log_mass, log_total
 from rlstab.signals.tile import (
     FLOOR,
     Ask,
@@ -198,12 +199,15 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
     top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold only forbidden tokens
     total, moment, squares, logit = (torch.zeros_like(top) for _ in range(4))
+    of_support = torch.full_like(top, -torch.inf)
     for columns in head.tiles(ask.columns):
         for span in spans(hidden.shape[0], ask.rows):
             x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
                 column, in_tile = within(ids[span], columns.start, x.shape[1])
                 logit[span] = torch.where(in_tile, x.gather(1, column).squeeze(1), logit[span])
+            if "log_support_mass" in ask.needs and ask.support is not None:
+                of_support[span] = of_support[span].logaddexp(log_total(x, ask.support[span], columns.start))
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
@@ -217,6 +221,8 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
                 squares[span] = carry.square() * squares[span] + e.square_().sum(1)
             top[span] = new
     settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, logit=logit)
+    if "log_support_mass" in ask.needs and ask.support is not None:
+        rows.values["log_support_mass"] = log_mass(of_support - top, rows.log_sum, ask.support)
     if "log_kept_mass" in ask.needs:
         _kept_pass(head, hidden, rows, ask, buffers)
     return rows
@@ -256,7 +262,8 @@ def _backward(
         live_hidden = hidden
     live_hidden = multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
-    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
+    support = ask.support if dense or ask.support is None else ask.support[live]
+    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0, support)
     size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
     buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
     target = ask.target if dense or ask.target is None else ask.target.pick(live)

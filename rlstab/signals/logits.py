@@ -66,6 +66,7 @@ def _gradient(
             part,
             1 / by_row,
             ask.min_p or 1.0,
+            None if ask.support is None else ask.support[index],
         )
         # indexing copies, so the caller's logits are safe from what is done in place
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlstab.core.devices import sent
 from rlstab.errors import RlstabError
+from rlstab.signals.support import log_mass, log_total, shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,7 @@ class TokenSignals:
     ``log_kept_mass`` is the log of the mass on the tokens whose probability is at least ``min_p`` times that of the
     likeliest one; the kept set is a decision and carries no gradient. ``max_logprobs`` carries none either.
     ``teacher_divergence`` is defined in :mod:`rlstab.signals.divergence`.
+    ``log_support_mass`` is the log of the mass on the tokens that the sampler kept (:mod:`rlstab.signals.support`).
     """
 
     logprobs: Tensor | None = None
@@ -33,6 +35,7 @@ class TokenSignals:
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
     teacher_divergence: Tensor | None = None
+    log_support_mass: Tensor | None = None
 
 
 #: In the order in which the autograd functions return them.
@@ -53,6 +56,7 @@ class Ask:
         needs: names of signals.
         min_p: defines ``log_kept_mass``.
         kept_rows: ``(N,)`` bool, the rows on which ``log_kept_mass`` is needed; None for all.
+        support: ``(N, K)``, defines ``log_support_mass``.
         rows, columns: the largest tile of logits that is held.
         target: what ``teacher_divergence`` compares with.
     """
@@ -62,6 +66,7 @@ class Ask:
     kept_rows: Tensor | None
     rows: int
     columns: int
+    support: Tensor | None = None
     target: Target | None = None
 
 
@@ -152,6 +157,9 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
     if "log_kept_mass" in rows.values:
         where = slice(None) if ask.kept_rows is None else sent(ask.kept_rows[span].nonzero().squeeze(1), ids.device)
         rows.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
+    if "log_support_mass" in rows.values and ask.support is not None:
+        total = log_total(logprobs, ask.support[span])
+        rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
 
 
 def settle(
@@ -193,7 +201,8 @@ class Slope:
     """The gradient of any signals with respect to the logits: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
-    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary.
+    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary; ``support`` is that of the tokens in
+    ``members``, whose probabilities are relative to ``level``.
     """
 
     top: Tensor
@@ -203,10 +212,19 @@ class Slope:
     square: Tensor | None = None
     kept: Tensor | None = None
     target: Tensor | None = None
+    support: Tensor | None = None
+    level: Tensor | None = None
+    members: Tensor | None = None
 
     @classmethod
     def of(
-        cls, grads: Mapping[str, Tensor], values: Mapping[str, Tensor], rows: Rows, scale: float | Tensor, min_p: float
+        cls,
+        grads: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
+        rows: Rows,
+        scale: float | Tensor,
+        min_p: float,
+        support: Tensor | None = None,
     ) -> Slope:
         """From the incoming gradients ``(n,)`` and the signals' values; ``scale`` is d logit / d what is asked for."""
         const = torch.zeros_like(rows.log_sum)
@@ -227,8 +245,14 @@ class Slope:
             g = grads["log_kept_mass"]
             terms["kept"] = g * (-values["log_kept_mass"]).exp() * inverse
             const -= g
+        level = None
+        if "log_support_mass" in grads and support is not None:
+            terms["support"] = torch.where((support >= 0).any(1), grads["log_support_mass"], 0.0)
+            const -= terms["support"]
+            level = values["log_support_mass"] + rows.log_sum
         terms["const"] = const * inverse
-        return cls(rows.top, min_p, **{name: term * scale for name, term in terms.items()})
+        scaled = {name: term * scale for name, term in terms.items()}
+        return cls(rows.top, min_p, **scaled, level=level, members=support)
 
     def __getitem__(self, span: slice) -> Slope:
         parts: dict[str, Any] = {name: part[span] for name, part in vars(self).items() if isinstance(part, Tensor)}
@@ -238,6 +262,9 @@ class Slope:
         """Write the gradient of a tile whose vocabulary starts at ``first`` into ``out``; spoils ``logits``."""
         shifted = logits.sub_(self.top.unsqueeze(1))
         likely = None if self.kept is None else kept(shifted, self.top, self.min_p)
+        drawn = None
+        if self.support is not None and self.level is not None and self.members is not None:
+            drawn = shares(shifted, self.level, self.members, first)
         e = torch.exp(shifted, out=out)
         weight = self.const.unsqueeze(1)
         if self.linear is not None:
@@ -249,6 +276,8 @@ class Slope:
         if self.kept is not None and likely is not None:
             weight.add_(likely * self.kept.unsqueeze(1))
         e.mul_(weight)
+        if drawn is not None and self.support is not None:
+            e.scatter_add_(1, drawn[0], drawn[1] * self.support.unsqueeze(1))
         if self.target is not None:
             column, in_tile = within(ids, first, logits.shape[1])
             e.scatter_add_(1, column, torch.where(in_tile, self.target, 0.0).unsqueeze(1))

@@ -123,9 +123,11 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
     first = dict(leaves_of(initial))
     for path, value in leaves_of(state):
         before = first.get(path, value)
-        was, now = ((kept.dtype, kept.ndim) if isinstance(kept, Tensor) else "no tensor" for kept in (before, value))
-        if was != now:
-            raise BrokenLaw(f"{path} was {was} and is {now}; a tensor stays one, of its dtype and dimensions.")
+        kinds = [(leaf.dtype, leaf.ndim) if isinstance(leaf, Tensor) else "no tensor" for leaf in (before, value)]
+        if kinds[0] != kinds[1]:
+            raise BrokenLaw(
+                "{} was {} and is {}; a tensor stays one, of its dtype and dimensions.".format(path, *kinds)
+            )
         if isinstance(value, float | Tensor) and not bool(torch.as_tensor(value).isfinite().all()):
             raise BrokenLaw(f"{path} is {value}, which is not finite.")
     same_state("the state that was saved and the state read back", state, load_state(*dump_state(state)), 0.0)
@@ -134,10 +136,10 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
 def _check_plain(value: Any, path: str) -> None:
     """See :func:`check_state`."""
     if type(value) is dict:
-        for key, inside in value.items():
+        for key, entry in value.items():
             if type(key) is not str:
                 raise BrokenLaw(f"{path} has the key {key!r}; a checkpoint has text as keys. Write str(key).")
-            _check_plain(inside, f"{path}['{key}']")
+            _check_plain(entry, f"{path}['{key}']")
     elif type(value) not in (bool, int, float, str, Tensor, type(None)):
         cls = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise BrokenLaw(

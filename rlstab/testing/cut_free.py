@@ -135,37 +135,37 @@ def check_cut_free(
     moved, causes = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, "")
     for seed in range(steps):
         step = _draw(seed)
-        whole, _ = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
-        if not whole.isfinite().all() or not whole.any():
+        gradients, _ = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
+        if not gradients.isfinite().all() or not gradients.any():
             raise OutOfRange("assert_cut_free: the gradient of a whole step is zero or not finite. Check the loss.")
         for kind, cut in _cuts(step["mask"].sum(1), seed, even, "sequence" in names):
-            given, padding = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
-            moves = [(given - whole).norm(), padding.norm() if cut.filled else torch.zeros(())]
-            by, by_padding = (float((move / whole.norm()).nan_to_num(torch.inf)) for move in moves)
-            if max(by, by_padding) > tolerance:
+            moved_gradients, padding = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
+            moves = [(moved_gradients - gradients).norm(), padding.norm() if cut.filled else torch.zeros(())]
+            distance, padding_norm = (float((move / gradients.norm()).nan_to_num(torch.inf)) for move in moves)
+            if max(distance, padding_norm) > tolerance:
                 forgotten = _FORGOTTEN.format(_LIVE[int(padding.argmax())])
-                cause = _cause(given, whole, step, cut, kind) if by > tolerance else forgotten
-                moved[kind], causes[kind] = max(moved[kind], by, by_padding), causes[kind] or cause
+                cause = _cause(moved_gradients, gradients, step, cut, kind) if distance > tolerance else forgotten
+                moved[kind], causes[kind] = max(moved[kind], distance, padding_norm), causes[kind] or cause
     results = []
-    for kind, says in KINDS.items():
+    for kind, requirement in KINDS.items():
         silent = kind == "packed" and "sequence" not in names
         outcome: Any = "failed" if causes[kind] else "silent" if silent else "passed"
         cause = f"random numbers fall on other tokens, or {causes[kind]}" if causes["again"] else causes[kind]
-        by_how_much = f"The gradient moves by up to {moved[kind]:.2g} of its norm: "
-        detail = f"{by_how_much}{causes[kind] if kind == 'again' else cause}." if causes[kind] else ""
-        results.append(CutResult(kind, says, outcome, detail, moved[kind]))
+        size = f"The gradient moves by up to {moved[kind]:.2g} of its norm: "
+        detail = f"{size}{causes[kind] if kind == 'again' else cause}." if causes[kind] else ""
+        results.append(CutResult(kind, requirement, outcome, detail, moved[kind]))
     return Report(getattr(loss, "__name__", repr(loss)), results)
 
 
 def _names(loss: Callable[..., Any]) -> list[str]:
     """The parameters of a loss: names of :data:`ARGUMENTS`, and others only with a default."""
-    named = inspect.signature(loss).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in named):
+    parameters = inspect.signature(loss).parameters.values()
+    if any(entry.kind is entry.VAR_KEYWORD for entry in parameters):
         return [name for name in ARGUMENTS if name != "sequence"]
-    for one in named:
-        if one.name not in ARGUMENTS and one.default is one.empty:
-            raise UnknownName(f"assert_cut_free gives a loss no '{one.name}'. {did_you_mean(one.name, ARGUMENTS)}")
-    return [one.name for one in named if one.name in ARGUMENTS]
+    for entry in parameters:
+        if entry.name not in ARGUMENTS and entry.default is entry.empty:
+            raise UnknownName(f"assert_cut_free gives a loss no '{entry.name}'. {did_you_mean(entry.name, ARGUMENTS)}")
+    return [entry.name for entry in parameters if entry.name in ARGUMENTS]
 
 
 def _draw(seed: int, longest: int = _LONGEST) -> dict[str, Tensor]:
@@ -185,10 +185,10 @@ def _draw(seed: int, longest: int = _LONGEST) -> dict[str, Tensor]:
 @cache
 def _padding(filled: bool) -> dict[str, Tensor]:
     """What padding holds, more columns than any cut has: numbers as a model gives them to each column, or zeros."""
-    drawn = _draw(-1, 2 * _LONGEST)
-    drawn["advantages"] = drawn["logprobs"] - drawn["old_logprobs"]  # of both signs, and not one number for a response
-    held = {name: values * filled for name, values in drawn.items()}
-    return {**held, "mask": torch.zeros(_ROWS, 2 * _LONGEST), "sequence": -torch.ones_like(_ROW).repeat(1, 2)}
+    step = _draw(-1, 2 * _LONGEST)
+    step["advantages"] = step["logprobs"] - step["old_logprobs"]  # of both signs, and not one number for a response
+    filler = {name: values * filled for name, values in step.items()}
+    return {**filler, "mask": torch.zeros(_ROWS, 2 * _LONGEST), "sequence": -torch.ones_like(_ROW).repeat(1, 2)}
 
 
 def _cuts(lengths: Tensor, seed: int, even: bool, packs: bool) -> Iterator[tuple[str, _Cut]]:
@@ -220,27 +220,29 @@ def _gradients(
     Random numbers start at a seed.
     """
     filling = _padding(cut.filled)
-    live, padding = ({name: of[name].clone().requires_grad_() for name in _LIVE} for of in (step, filling))
+    live, padding = ({name: tensor[name].clone().requires_grad_() for name in _LIVE} for tensor in (step, filling))
     counted = step["mask"] > 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for parts in cut.ranks:
             counts = {"tokens": int(counted.sum()), "sequences": _ROWS, "parts": len(parts), "ranks": len(cut.ranks)}
             for part in parts:
-                given: dict[str, Any] = dict(counts)
+                arguments: dict[str, Any] = dict(counts)
                 rows = list(part)
-                here = counted[rows]
-                longest = int(here.sum(1).max())
+                mask = counted[rows]
+                longest = int(mask.sum(1).max())
                 for name, values in {**step, **live}.items():
-                    held = {**filling, **padding}[name]
+                    filler = {**filling, **padding}[name]
                     if name not in names:
                         continue
                     if cut.packed:
-                        given[name] = values[rows][here].unsqueeze(0)
+                        arguments[name] = values[rows][mask].unsqueeze(0)
                     else:
-                        cells, seen = (pad(of[:, :longest], (cut.before, cut.after)) for of in (values[rows], here))
-                        given[name] = torch.where(seen, cells, held[rows, : cells.shape[1]])
-                value = loss(**{name: given[name] for name in names})
+                        cells, sampled = (
+                            pad(tensor[:, :longest], (cut.before, cut.after)) for tensor in (values[rows], mask)
+                        )
+                        arguments[name] = torch.where(sampled, cells, filler[rows, : cells.shape[1]])
+                value = loss(**{name: arguments[name] for name in names})
                 value = value[0] if isinstance(value, tuple) else value
                 if not (isinstance(value, Tensor) and value.requires_grad):
                     raise OutOfRange("assert_cut_free: the loss has no grad. Do not detach `logprobs`.")
@@ -250,26 +252,26 @@ def _gradients(
     return torch.stack([grad[counted] for grad in grads[:2]], dim=-1), torch.stack([grad.norm() for grad in grads[2:]])
 
 
-def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, kind: str) -> str:
+def _cause(moved: Tensor, gradients: Tensor, step: Mapping[str, Tensor], cut: _Cut, kind: str) -> str:
     """The cause of a moved gradient, from the tokens that share a factor."""
-    if kind == "again" or not given.isfinite().all():
+    if kind == "again" or not moved.isfinite().all():
         return "the loss draws random numbers by the order of calls" if kind == "again" else "it is not finite"
-    column = int((given - whole).norm(dim=0).argmax())
-    given, whole = given[:, column], whole[:, column]
+    column = int((moved - gradients).norm(dim=0).argmax())
+    moved, gradients = moved[:, column], gradients[:, column]
     row = _ROW[step["mask"] > 0]
 
     def factors(groups: Sequence[Sequence[int]]) -> Tensor | None:
         """The factor of each group of responses, if all its tokens share one."""
-        members = [torch.isin(row, torch.tensor(list(group))) & ((whole != 0) | (given != 0)) for group in groups]
-        each = [given[member] / whole[member] for member in members]
-        return torch.stack([one.mean() for one in each]) if all(map(_same, each)) else None
+        members = [torch.isin(row, torch.tensor(list(group))) & ((gradients != 0) | (moved != 0)) for group in groups]
+        ratios = [moved[member] / gradients[member] for member in members]
+        return torch.stack([ratio.mean() for ratio in ratios]) if all(map(_same, ratios)) else None
 
     parts = [list(part) for parts in cut.ranks for part in parts]
-    if (found := factors(parts)) is not None:
-        if _same(found):
-            factor = float(found.nanmean())
-            why = _FACTOR.get(kind, _FACTOR[""]) if kind != "padding" or 0 < factor < 1 else _HELD
-            return f"all of it is {factor:.3g} times as large: {why}"
+    if (shared := factors(parts)) is not None:
+        if _same(shared):
+            factor = float(shared.nanmean())
+            cause = _FACTOR.get(kind, _FACTOR[""]) if kind != "padding" or 0 < factor < 1 else _HELD
+            return f"all of it is {factor:.3g} times as large: {cause}"
         lengths = [step["mask"][part].sum(1) for part in parts]
         sizes = {
             "tokens": [float(length.sum()) for length in lengths],
@@ -277,15 +279,15 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
             "columns, padding included": [float(length.max()) for length in lengths],
             "positions, padding included": [float(length.max() * len(length)) for length in lengths],
         }
-        for what, size in sizes.items():
-            if _same(found * torch.tensor(size)):
-                return f"each micro-batch is divided by the number of its own {what}"
-        return f"each micro-batch has its own factor, {float(found.min()):.3g} to {float(found.max()):.3g}"
-    if (found := factors([[number] for number in range(_ROWS)])) is not None:
-        low, high = float(found.min()), float(found.max())
-        why = _HELD if kind == "padding" else "other responses enter it"
-        return f"each response has its own factor, {low:.3g} to {high:.3g}: {why}"
-    odd = int((given - whole).abs().gt(1e-6 * whole.abs().max()).sum())
+        for unit, size in sizes.items():
+            if _same(shared * torch.tensor(size)):
+                return f"each micro-batch is divided by the number of its own {unit}"
+        return f"each micro-batch has its own factor, {float(shared.min()):.3g} to {float(shared.max()):.3g}"
+    if (shared := factors([[number] for number in range(_ROWS)])) is not None:
+        low, high = float(shared.min()), float(shared.max())
+        cause = _HELD if kind == "padding" else "other responses enter it"
+        return f"each response has its own factor, {low:.3g} to {high:.3g}: {cause}"
+    odd = int((moved - gradients).abs().gt(1e-6 * gradients.abs().max()).sum())
     return f"{odd} of {len(row)} tokens change, unlike others of their response: {_CHOICE.get(kind, _CHOICE[''])}"
 
 
@@ -306,30 +308,30 @@ def trl_loss(trainer: Any) -> Callable[..., Tensor]:
     """
     scored = 3 if "compute_aux_loss" in inspect.signature(trainer._get_per_token_logps_and_entropies).parameters else 2
 
-    def loss(**given: Any) -> Tensor:
-        live, mask = (given["logprobs"], given["entropies"], None)[:scored], given["mask"].long()
+    def loss(**arguments: Any) -> Tensor:
+        live, mask = (arguments["logprobs"], arguments["entropies"], None)[:scored], arguments["mask"].long()
         first = torch.ones_like(mask[:, :1])
         inputs = {
             "prompt_ids": first,
             "prompt_mask": first,
             "completion_ids": torch.zeros_like(mask),
             "completion_mask": mask,
-            "advantages": (given["advantages"] * mask).sum(1) / mask.sum(1),
-            "old_per_token_logps": given["old_logprobs"],
-            "ref_per_token_logps": given["ref_logprobs"],
-            "sampling_per_token_logps": given["rollout_logprobs"],
-            "importance_sampling_ratio": (mask * (given["old_logprobs"] - given["rollout_logprobs"])).exp(),
-            "num_items_in_batch": torch.tensor(given["tokens"]),
+            "advantages": (arguments["advantages"] * mask).sum(1) / mask.sum(1),
+            "old_per_token_logps": arguments["old_logprobs"],
+            "ref_per_token_logps": arguments["ref_logprobs"],
+            "sampling_per_token_logps": arguments["rollout_logprobs"],
+            "importance_sampling_ratio": (mask * (arguments["old_logprobs"] - arguments["rollout_logprobs"])).exp(),
+            "num_items_in_batch": torch.tensor(arguments["tokens"]),
         }
-        instead = (
+        replacements = (
             (trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: live),
-            (trainer, "current_gradient_accumulation_steps", given["parts"]),
-            (trainer.args, "steps_per_generation", given["parts"]),
-            (type(trainer.accelerator), "num_processes", given["ranks"]),
+            (trainer, "current_gradient_accumulation_steps", arguments["parts"]),
+            (trainer.args, "steps_per_generation", arguments["parts"]),
+            (type(trainer.accelerator), "num_processes", arguments["ranks"]),
         )
-        with ExitStack() as held:
-            for owner, name, value in instead:
-                held.enter_context(mock.patch.object(owner, name, value, create=True))
+        with ExitStack() as patches:
+            for owner, name, value in replacements:
+                patches.enter_context(mock.patch.object(owner, name, value, create=True))
             return trainer._compute_loss(trainer.model.train(), inputs)  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = f"{type(trainer).__name__}, loss_type {trainer.loss_type}"
@@ -345,11 +347,11 @@ def verl_loss(function: Callable[..., Any], config: Any, mode: str = "token-mean
         mode: verl's ``loss_agg_mode``.
     """
 
-    def loss(**given: Any) -> Tensor:
+    def loss(**arguments: Any) -> Tensor:
         counts = {"dp_size": "ranks", "batch_num_tokens": "tokens", "global_batch_size": "sequences"}
-        info = {name: given[count] for name, count in counts.items()}
+        info = {name: arguments[count] for name, count in counts.items()}
         config.global_batch_info.update(info, loss_scale_factor=config.loss_scale_factor)
-        tensors = (given[name] for name in ("old_logprobs", "logprobs", "advantages", "mask"))
+        tensors = (arguments[name] for name in ("old_logprobs", "logprobs", "advantages", "mask"))
         return function(*tensors, loss_agg_mode=mode, config=config)[0]  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = function.__name__
@@ -364,12 +366,12 @@ def skyrl_loss(function: Callable[..., Any], config: Any) -> Callable[..., Tenso
         config: an ``AlgorithmConfig`` with the ``loss_reduction`` 'token_mean', or 'sequence_mean'.
     """
 
-    def loss(**given: Any) -> Tensor:
-        of_response = given["sequences"] * given["mask"].sum(1, keepdim=True)
-        scaled = given["advantages"] / (given["tokens"] if config.loss_reduction == "token_mean" else of_response)
-        evidence = {"loss_mask": given["mask"], "rollout_logprobs": given["rollout_logprobs"]}
-        value = function(given["logprobs"], given["old_logprobs"], scaled, config=config, **evidence)[0]
-        return value * given["ranks"]  # type: ignore[no-any-return]  # the host is untyped
+    def loss(**inputs: Any) -> Tensor:
+        of_response = inputs["sequences"] * inputs["mask"].sum(1, keepdim=True)
+        scaled = inputs["advantages"] / (inputs["tokens"] if config.loss_reduction == "token_mean" else of_response)
+        evidence = {"loss_mask": inputs["mask"], "rollout_logprobs": inputs["rollout_logprobs"]}
+        value = function(inputs["logprobs"], inputs["old_logprobs"], scaled, config=config, **evidence)[0]
+        return value * inputs["ranks"]  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = function.__name__
     return loss

@@ -88,9 +88,9 @@ class Trial:
     def run(self, method: Method[Any]) -> Iterator[tuple[Any, State, Any]]:
         """Each optimizer step or rollout with the state before it and its outcome; run once for all laws."""
         state, ran = method.init_state(), self._ran.setdefault(id(method), [])
-        for number, given in enumerate(self.chain):
+        for number, item in enumerate(self.chain):
             if number == len(ran):
-                ran.append((given, state, run_whole(method, given, state)))
+                ran.append((item, state, run_whole(method, item, state)))
             yield ran[number]
             state = ran[number][2].state
 
@@ -165,13 +165,13 @@ def check_reads(method: Method[Any], trial: Trial) -> None:
     Raises:
         BrokenLaw: names what it reads.
     """
-    for given, state, outcome in trial.run(method):
-        bare = given.only(method)
+    for item, state, outcome in trial.run(method):
+        bare = item.only(method)
         try:
             less = run_whole(method, bare, state)
         except Exception as error:  # missing evidence may be None, from which user code may raise anything
-            missing = sorted(given.evidence.keys() - bare.evidence.keys())
-            read = [name for name in missing if not _runs(method, given.without(name), state)]
+            missing = sorted(item.evidence.keys() - bare.evidence.keys())
+            read = [name for name in missing if not _runs(method, item.without(name), state)]
             raise BrokenLaw(
                 f"it reads what it does not declare. Add {' and '.join(map(repr, read)) or 'it'} to `needs` or "
                 f"`live_needs`: {type(error).__name__}: {error}"
@@ -185,9 +185,9 @@ def _own(outcome: Any) -> Any:
     return replace(outcome, report=RunningMeans(report))
 
 
-def _runs(method: Method[Any], given: Any, state: State) -> bool:
+def _runs(method: Method[Any], item: Any, state: State) -> bool:
     try:
-        run_whole(method, given, state)
+        run_whole(method, item, state)
     except Exception:
         return False
     return True
@@ -196,17 +196,17 @@ def _runs(method: Method[Any], given: Any, state: State) -> bool:
 def unread_in(method: Method[Any], chain: Iterable[Any]) -> set[str]:
     """Names in ``needs`` on which no outcome in a chain depends, and which the code does not name."""
     unread, state = set(method.needs), method.init_state()
-    for given in chain:
-        unread -= {name for name in unread if name not in given.evidence or _depends(method, given, state, name)}
-        state = run_whole(method, given, state).state
+    for item in chain:
+        unread -= {name for name in unread if name not in item.evidence or _depends(method, item, state, name)}
+        state = run_whole(method, item, state).state
     return unread - words_of(method)  # a signal that is used only at other values is at least named
 
 
-def _depends(method: Method[Any], given: Any, state: State, name: str) -> bool:
+def _depends(method: Method[Any], item: Any, state: State, name: str) -> bool:
     """Whether an outcome moves with a signal; the ratio of the loss does not count, and refusing a value does."""
     try:
-        mine, theirs = (_own(run_whole(method, each, state)) for each in given.varied(name))
-        mine.require_same("with other values", theirs, 0.0)
+        outcome, other_outcome = (_own(run_whole(method, variant, state)) for variant in item.varied(name))
+        outcome.require_same("with other values", other_outcome, 0.0)
     except (BrokenLaw, OutOfRange):
         return True
     return False
@@ -225,14 +225,14 @@ def check_long_run(method: Method[Any], chain: Sequence[Any]) -> None:
         raise NotApplicable("it has no state")
     state = state_of_parts = initial = method.init_state()
     sizes = []
-    for number, given in enumerate(chain, start=1):
+    for number, item in enumerate(chain, start=1):
         ranks = CUTS[number % len(CUTS)]
         with untouched_state(state), untouched_state(state_of_parts):
-            whole = run_whole(method, given, state)
-            parts = joined(run_ranks(method, given.laid_out(number), ranks, state_of_parts))
-        whole.require_same(f"number {number} of a long run, whole and over {len(ranks)} ranks", parts, REORDERED)
-        check_state(whole.state, initial)
-        state, state_of_parts = whole.state, parts.state
+            outcome = run_whole(method, item, state)
+            parts = joined(run_ranks(method, item.laid_out(number), ranks, state_of_parts))
+        outcome.require_same(f"number {number} of a long run, whole and over {len(ranks)} ranks", parts, REORDERED)
+        check_state(outcome.state, initial)
+        state, state_of_parts = outcome.state, parts.state
         sizes.append(size_of(state))
     for number in range(LONGER):
         state = measure_all(method, [chain[number % len(chain)].batch()], state, LocalComm())[1]
@@ -373,8 +373,8 @@ def declared(method: TokenObjective, trial: Trial) -> None:
     """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at each call."""
     check_reads(method, trial)
     for name in sorted(BASICS - method.needs):  # log-probs that it does not read may be anything under a live ratio
-        mine, theirs = (run_whole(method, each) for each in trial.first.varied(name))
-        mine.require_same(f"with another '{name}', which its `needs` does not name", theirs, 0.0)
+        outcome, other = (run_whole(method, step) for step in trial.first.varied(name))
+        outcome.require_same(f"with another '{name}', which its `needs` does not name", other, 0.0)
     batch = trial.first.batch()
     read = make_plan(method, [batch]).live_rows(batch).keys() - method.live_needs - {"logprobs"}
     if read:
@@ -396,13 +396,13 @@ def used(method: TokenObjective, trial: Trial) -> None:
             undifferentiated -= plan.live_rows(0).keys()
             state = plan.state
         words, unread = words_of(leaf), unread_in(leaf, steps)
-        for names, declared, why in (
+        for names, declared, reason in (
             (unread, "needs", "nothing reads. A host would compute it needlessly, by one more forward pass"),
             (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
             (unfilled - words, "writes", "it never fills, so that other methods are refused needlessly"),
         ):
             if names:
-                raise BrokenLaw(f"`{declared}` names '{min(names)}', which {why}. Remove it.")
+                raise BrokenLaw(f"`{declared}` names '{min(names)}', which {reason}. Remove it.")
 
 
 @law(LAWS)

@@ -305,6 +305,7 @@ def _evidence(
         "entropies": 2.5 * numbers(limit),
         "log_kept_mass": -0.2 * numbers(limit),
         "sum_p_sq": numbers(limit),
+        "log_support_mass": 0.1 * logprobs,
         "truncated": (~ended).double().unsqueeze(-1).expand(rows, limit),
         **{name: numbers(limit) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
     }

@@ -22,7 +22,7 @@ _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 #: Kinds of optimizer steps that have broken methods before.
 KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
 #: Log-probs, which are at most 0.
-LOGS = frozenset({*LOGPROBS, "log_kept_mass"})
+LOGS = frozenset({*LOGPROBS, "log_kept_mass", "log_support_mass"})
 
 
 def in_domain(name: str, values: Tensor) -> Tensor:
@@ -320,5 +320,8 @@ def make_step(
     # drawn last, so that everything else in a step stays what it was without these signals
     evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
     evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
+    evidence["log_support_mass"] = uniform(-0.3, 0.0)
+    # at least the probability of the token itself, which the sampler kept
+    live["log_support_mass"] = torch.maximum(live["logprobs"], 1.1 * evidence["log_support_mass"])
     live["teacher_divergence"] = uniform(0.0, 2.0)
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

@@ -101,9 +101,9 @@ def _save_moments(engine: Engine, folder: Path) -> None:
     shapes = {name: torch.empty(value.shape, device="meta") for name, value in moments.items()}
     split = split_torch_state_dict_into_shards(shapes, filename_pattern=_MOMENTS, max_shard_size=SHARD)
     for name, keys in split.filename_to_tensors.items():
-        whole = {key: gathered(moments[key], engine.accelerator.device).cpu() for key in keys}
+        tensors = {key: gathered(moments[key], engine.accelerator.device).cpu() for key in keys}
         if engine.accelerator.is_main_process:
-            save_file(whole, folder / name)
+            save_file(tensors, folder / name)
 
 
 def load(path: Path, engine: Engine) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def read(path: Path) -> dict[str, Any] | None:
     record = _index(path)
     if not record or record["rollout"] != number(path):
         return None
-    intact = all((path / name).is_file() and _sum_of(path / name) == wanted for name, wanted in record["files"].items())
+    intact = all((path / name).is_file() and _sum_of(path / name) == sha256 for name, sha256 in record["files"].items())
     return record if intact else None
 
 
@@ -162,10 +162,10 @@ def remove(path: Path) -> None:
     """Remove the files of a checkpoint, the index last; a folder that holds other files stays, with these files."""
     files = read_json(path / INDEX).get("files", {})
     names = [*files, INDEX] if isinstance(files, dict) else []
-    inside = [name for name in names if (path / name).parent.resolve().is_relative_to(path.resolve())]
-    for name in inside:
+    listed = [name for name in names if (path / name).parent.resolve().is_relative_to(path.resolve())]
+    for name in listed:
         (path / name).unlink(missing_ok=True)
-    for folder in sorted({path, *(path / parent for name in inside for parent in Path(name).parents)}, reverse=True):
+    for folder in sorted({path, *(path / parent for name in listed for parent in Path(name).parents)}, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -186,8 +186,8 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
 def _index(path: Path) -> dict[str, Any]:
     """The index, if its checksum shows that it is as it was written; else empty."""
     record = read_json(path / INDEX)
-    wanted = record.pop("sha256", None)
-    return record if wanted == _sum(record) else {}
+    checksum = record.pop("sha256", None)
+    return record if checksum == _sum(record) else {}
 
 
 def _sum(record: Any) -> str:

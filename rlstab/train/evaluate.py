@@ -27,7 +27,7 @@ def pass_at(correct: Tensor, k: int) -> float:
     return sum(shares) / max(len(shares), 1)
 
 
-def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
+def evaluate(policy: Policy, generator: Generator, *, cut: bool = False) -> dict[str, float]:
     """Metrics over all ranks. The reward is the weighted sum, as in training; each reward also has its own mean.
 
     For pass@k a response is correct if the task's scorer gives it at least 1, or, if that scorer is not among the
@@ -38,6 +38,7 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
     Args:
         policy: the model to evaluate.
         generator: samples and scores; the ranks share the prompts.
+        cut: sample with the top-p and top-k of the run.
 
     Returns:
         values by metric name, the same on every rank.
@@ -52,7 +53,7 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
         ids = [index * repeat + number for index in indices for number in range(repeat)]
         repeated = [example for example in examples for _ in range(repeat)]
         planned = ResponseBatch.of(torch.zeros(len(ids)), sequence_ids=ids, limit=run.rollout.max_new_tokens)
-        sampled, scores = generator.answered(policy, "eval", repeated, planned, Metrics(), greedy=greedy)
+        sampled, scores = generator.answered(policy, "eval", repeated, planned, Metrics(), greedy=greedy, cut=cut)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))
         metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))
         return sampled, scores

@@ -192,6 +192,7 @@ class Generator:
         *,
         begun: Sequence[Sequence[int]] | None = None,
         greedy: bool = False,
+        cut: bool = True,
     ) -> tuple[Rollout, Scores]:
         """A response to each example, with its texts, and its scores; a batch is scored while the next is sampled.
 
@@ -203,8 +204,10 @@ class Generator:
             metrics: where the time is noted.
             begun: for each response the tokens that its answer begins with; None if no answer begins with any.
             greedy: take the most probable token instead of sampling.
+            cut: sample with the top-p and top-k of the run.
         """
         run, needs = self.run, {"entropies"}
+        settings = run.rollout if cut else run.rollout.model_copy(update={"top_p": 1.0, "top_k": 0})
         if split == "train":
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
         parts, jobs = list[Rollout](), list[Future[Scores]]()
@@ -213,12 +216,13 @@ class Generator:
                 policy,
                 examples,
                 planned,
-                run.rollout,
+                settings,
                 seed=run.seed if split == "train" else EVALUATION_SEED,
                 begun=begun,
                 needs=needs,
                 options=run.composition.signal_options,
                 greedy=greedy,
+                keeps_support=split == "train" and "log_support_mass" in run.composition.live_needs,
             ):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]

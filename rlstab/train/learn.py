@@ -193,8 +193,8 @@ class Learner:
                 first=first and settings.old_logprobs == "recompute",
                 learning_rate=learning_rate,
                 temperature=self.temperature,
-                top_p=1.0,
-                top_k=0,
+                top_p=self.run.rollout.top_p,
+                top_k=self.run.rollout.top_k,
                 logprobs_mode="processed_logprobs",
             )
         self.engine.step(learning_rate)
@@ -252,7 +252,8 @@ class Learner:
             loss = step.loss(batch, live).loss
             if recorder is not None and step.plan is not None:
                 sequences, scale = micro_batch.sequences, self.engine.loss_scale
-                tensors = tensors_of(batch, live, sequences.response_ids) | what_methods_did(step.plan, batch, live)
+                tensors = tensors_of(batch, live, sequences.response_ids, support=sequences.support)
+                tensors |= what_methods_did(step.plan, batch, live)
                 tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
                 tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
                 row = (batch.here.sequence_ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]
@@ -264,7 +265,8 @@ class Learner:
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
             if compared and batch.rollout_logprobs is not None and outputs:
-                gap = live.logprobs.detach() - batch.rollout_logprobs
+                same = live if live.log_support_mass is None else live.over_support()
+                gap = same.logprobs.detach() - batch.rollout_logprobs
                 gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
 

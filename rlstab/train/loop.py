@@ -334,8 +334,8 @@ class Trainer:
         start = time.perf_counter()
         with self.engine.gathered_policy() as policy:
             values = evaluate(policy, self.generator)
-            if self.run.evaluation.sampler and self.sampler.differs:
-                sampled = evaluate(self.sampler.refreshed(policy), self.generator)
+            if self.run.evaluation.sampler and (self.sampler.differs or self.run.rollout.cut):
+                sampled = evaluate(self.sampler.refreshed(policy), self.generator, cut=True)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 

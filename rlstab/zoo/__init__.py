@@ -48,6 +48,7 @@ METHODS: Registry[TokenObjective] = Registry(
         "stare": "rlstab.zoo.stare:STARE",
         "steer": "rlstab.zoo.steer:STEER",
         "stream_weight": "rlstab.zoo.stream_weight:StreamWeight",
+        "support_replay": "rlstab.zoo.support_replay:SupportReplay",
         "token_mean": "rlstab.zoo.token_mean:TokenMean",
         "top_entropy": "rlstab.zoo.top_entropy:TopEntropyMask",
         "truncated_mask": "rlstab.zoo.truncated_mask:TruncatedMask",

@@ -31,8 +31,10 @@ class AdaptiveEntropy(TokenObjective):
         - live ``entropies`` (n,), nats, with gradient: on all tokens, while the price is not 0.
 
     Writes:
-        - ``penalties``: the negative price times the live entropy; nothing while the price is 0 or the entropy
-          suffices.
+        - ``penalties``: In an optimizer step whose mean entropy is below ``target_entropy`` nats, subtract a price
+          times the entropy of the live policy, on every token (aggregate: ``aggregate``). The price begins at
+          ``initial``; it rises by ``increment`` after an optimizer step below the target and falls by as much after any
+          other, within [``low``, ``high``].
 
     Denominator:
         untouched: the term is divided by the counts of all tokens, whatever masks keep.
@@ -123,15 +125,6 @@ class AdaptiveEntropy(TokenObjective):
 
     def __post_init__(self) -> None:
         check_order(self, self.name, "low", "initial", "high")
-
-    def in_words(self) -> dict[str, str]:
-        mean = "" if self.aggregate == "loss" else ", as a mean over tokens"
-        return {
-            "penalties": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, subtract a "
-            f"price times the entropy of the live policy, on every token{mean}. The price begins at {self.initial}; it "
-            f"rises by {self.increment} after an optimizer step below the target and falls by as much "
-            f"after any other, within [{self.low}, {self.high}]."
-        }
 
     def init_state(self) -> State:
         return {"active": False, "coefficient": self.initial, "next_coefficient": self.initial}

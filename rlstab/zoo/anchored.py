@@ -1,18 +1,14 @@
 """Shared by methods that compare the live policy with a chosen one: the sampler, the old policy, the reference."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from typing import Literal
 
 from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, TokenBatch
 
-#: The signal of each anchor, and its policy in words.
-_ANCHORS: Mapping[str, tuple[str, str]] = {
-    "rollout": ("rollout_logprobs", "the sampler"),
-    "old": ("old_logprobs", "the old policy"),
-    "reference": ("ref_logprobs", "the reference policy"),
-}
+#: The signal of each anchor.
+_ANCHORS = {"rollout": "rollout_logprobs", "old": "old_logprobs", "reference": "ref_logprobs"}
 
 
 class Anchored:
@@ -23,12 +19,7 @@ class Anchored:
     @property
     def needs(self) -> Set[str]:
         """The signal of the anchor, unless it is the old policy, whose log-probs every batch has."""
-        return frozenset({_ANCHORS[self.anchor][0]} - {"old_logprobs"})
-
-    @property
-    def anchored_at(self) -> str:
-        """The policy that the live one is compared with."""
-        return _ANCHORS[self.anchor][1]
+        return frozenset({_ANCHORS[self.anchor]} - {"old_logprobs"})
 
     def anchor_of(self, batch: TokenBatch) -> Callable[[PolicyOutputs], Tensor]:
         """Gives the ``(n,)`` log-probs of the anchor, nats, without gradient, from the live outputs held constant.
@@ -37,7 +28,7 @@ class Anchored:
         """
         if self.anchor == "old" and batch.live_ratio:
             return lambda constant: constant.logprobs
-        anchor = batch.signal(_ANCHORS[self.anchor][0])
+        anchor = batch.signal(_ANCHORS[self.anchor])
         return lambda constant: anchor
 
     def live_and_anchor(self, batch: TokenBatch) -> Callable[[Constants], tuple[Tensor, Tensor]]:

@@ -26,7 +26,8 @@ class AR(TokenObjective):
         - ``old_logprobs`` (n,), nats: the policy that the ratio divides by.
 
     Writes:
-        - ``weight``: between 1 - alpha for the rarest tokens and 1 for the certain ones.
+        - ``weight``: Multiply the policy term of a token by 1 - ``alpha`` (1 - q), where q is its probability under the
+          policy that the ratio divides by. The divisor stays.
 
     Denominator:
         untouched: it counts tokens, not weights.
@@ -90,12 +91,6 @@ class AR(TokenObjective):
     writes = {"weight"}
 
     alpha: Annotated[float, Range(ge=0, le=1)] = 0.3
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": f"Multiply the policy term of a token by 1 - {self.alpha} (1 - q), where q is its probability "
-            f"under the policy that the ratio divides by. The divisor stays."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         weight = self.alpha * batch.old_logprobs.exp() + (1 - self.alpha)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About
-from rlstab.core.method_settings import percent
 
 
 class ASPO(TokenObjective):
@@ -35,7 +34,10 @@ class ASPO(TokenObjective):
         - ``sequence_ids`` (S,), integers: how many responses there are.
 
     Writes:
-        - ``surrogate``: the capped ratio, inverted for rewarded tokens; 0 outside the range.
+        - ``surrogate``: A token pulls with its ratio, or with the inverse where its advantage is positive, at most
+          ``cap``. It stops once the ratio is above 1 + ``room``, or below 1 - ``room`` where its advantage is negative;
+          on the share ``share`` of a response with the highest entropies ``room_high_entropy`` replaces ``room``. It
+          still counts.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -110,14 +112,6 @@ class ASPO(TokenObjective):
     room_high_entropy: Annotated[float, Range(ge=0)] = 0.4
     share: Annotated[float, Range(ge=0, le=1)] = 0.2
     cap: Annotated[float, Range(ge=1)] = 3.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
-            f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "
-            f"advantage is negative; on the {percent(self.share)} of a response with the highest entropies "
-            f"{self.room_high_entropy} replaces {self.room}. It still counts."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         entropies = batch.signal("entropies").double()

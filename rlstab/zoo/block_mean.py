@@ -34,8 +34,9 @@ class BlockMean(TokenObjective):
         - ``sequence`` (n,), integers: the response of each token.
 
     Writes:
-        - ``aggregate``: the coefficients above.
-        - ``weight``: 0 on tokens without a block, else 1.
+        - ``aggregate``: Average over the tokens of a block, add up the blocks of a response, then average over the
+          responses of the optimizer step: every block weighs the same.
+        - ``weight``: Give a token the weight 0 when it belongs to no block.
 
     Denominator:
         untouched: it says how counts become coefficients; the masks decide which tokens are counted.
@@ -97,13 +98,6 @@ class BlockMean(TokenObjective):
     name = "block_mean"
     needs = {"block_ids"}
     writes = {"aggregate", "weight"}
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "aggregate": "Average over the tokens of a block, add up the blocks of a response, then average over the "
-            "responses of the optimizer step: every block weighs the same.",
-            "weight": "Give a token the weight 0 when it belongs to no block.",
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         block = batch.signal("block_ids").floor().clamp(min=-1)

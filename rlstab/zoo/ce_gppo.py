@@ -33,7 +33,9 @@ class CEGPPO(TokenObjective):
         nothing itself. It is given the ratio and the advantage.
 
     Writes:
-        - ``surrogate``: the ratio, or the scaled bound beyond it.
+        - ``surrogate``: A token pulls with its ratio. Where its advantage is positive, it pulls above 1 + ``high`` with
+          ``pull_high`` times that bound; where it is negative, below 1 - ``low`` with ``pull_low`` times that one, and
+          above the dual clip (``dual_clip``) not at all.
 
     Denominator:
         untouched
@@ -100,14 +102,6 @@ class CEGPPO(TokenObjective):
     pull_low: Annotated[float, Range(ge=0)] = 0.75
     pull_high: Annotated[float, Range(ge=0)] = 1.0
     dual_clip: Annotated[float | None, Range(gt=1)] = None
-
-    def in_words(self) -> dict[str, str]:
-        dual = "" if self.dual_clip is None else f", and above {self.dual_clip} not at all (dual clip)"
-        return {
-            "surrogate": f"A token pulls with its ratio. Where its advantage is positive, it pulls above 1 + "
-            f"{self.high} with {self.pull_high} times that bound; where it is negative, below 1 - {self.low} with "
-            f"{self.pull_low} times that one{dual}."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         region = Bounds(self.low, self.high, self.dual_clip)

@@ -30,7 +30,9 @@ class CISPO(TokenObjective):
         punished ones, and multiplies the result by the advantage.
 
     Writes:
-        - ``surrogate``: the capped ratio, in place of the ratio.
+        - ``surrogate``: Every token pulls with its ratio, held within [``floor``, ``cap``]; a punished token within
+          [``negative_floor``, ``negative_cap``], where none stands for the bound of the others. No token is stopped,
+          all count.
 
     Denominator:
         untouched: every token counts.
@@ -119,16 +121,6 @@ class CISPO(TokenObjective):
         """Floor and cap where the advantage is negative."""
         floor = self.floor if self.negative_floor is None else self.negative_floor
         return floor, self.cap if self.negative_cap is None else self.negative_cap
-
-    def in_words(self) -> dict[str, str]:
-        def limits(floor: float | None, cap: float) -> str:
-            return f"at most {cap}" + ("" if floor is None else f" and at least {floor}")
-
-        rewarded, punished = limits(self.floor, self.cap), limits(*self._punished)
-        exception = "" if rewarded == punished else f" (a punished token {punished})"
-        return {
-            "surrogate": f"Every token pulls with its ratio, but {rewarded}{exception}. None is stopped, all count."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rewarded, punished = (self.floor, self.cap), self._punished

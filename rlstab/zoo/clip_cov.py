@@ -7,7 +7,7 @@ from torch import Tensor
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import check_order, percent
+from rlstab.core.method_settings import check_order
 from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers.
@@ -45,7 +45,10 @@ class ClipCov(Covariant, TokenObjective):
         - ``position`` (n,), integers: its position there.
 
     Writes:
-        - ``weight``: 0 on the tokens that are hit.
+        - ``weight``: Give the weight 0 to a share of ``share`` of the tokens of the optimizer step (rounded down, at
+          least one), drawn by seed ``seed`` among those whose log-prob and advantage have a covariance between ``low``
+          and ``high``. Tokens whose ratio is above 1 + ``clip_high`` where their advantage is positive, or below 1 -
+          ``clip_low`` where it is negative, are not drawn. All still count.
 
     Denominator:
         all: a token that is hit still counts, as in the official code.
@@ -130,14 +133,6 @@ class ClipCov(Covariant, TokenObjective):
 
     def __post_init__(self) -> None:
         check_order(self, self.name, "low", "high")
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
-            f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "
-            f"between {self.low} and {self.high}. Tokens whose ratio is above 1 + {self.clip_high} where their "
-            f"advantage is positive, or below 1 - {self.clip_low} where it is negative, are not drawn. All still count."
-        }
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         count = max(1, int(self.share * float(stat.mean("advantage").count)))

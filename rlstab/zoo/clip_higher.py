@@ -28,7 +28,8 @@ class ClipHigher(TokenObjective):
         nothing itself. The loss applies the bounds to the ratio and reads the sign of the advantage.
 
     Writes:
-        - ``bounds``: the same for every token.
+        - ``bounds``: A token stops pulling once its ratio is above 1 + ``high`` where its advantage is positive, or
+          below 1 - ``low`` where it is negative (dual clip: ``dual_clip``). It still counts.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -98,13 +99,6 @@ class ClipHigher(TokenObjective):
     low: Annotated[float, Range(ge=0, le=1)] = 0.2
     high: Annotated[float, Range(ge=0)] = 0.28
     dual_clip: Annotated[float | None, Range(gt=1)] = None
-
-    def in_words(self) -> dict[str, str]:
-        dual = f" or above {self.dual_clip} (dual clip)" if self.dual_clip else ""
-        return {
-            "bounds": f"A token stops pulling once its ratio is above 1 + {self.high} where its advantage is positive, "
-            f"or below 1 - {self.low}{dual} where it is negative. It still counts."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(bounds=Bounds(self.low, self.high, self.dual_clip))

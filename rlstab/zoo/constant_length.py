@@ -29,7 +29,8 @@ class ConstantLength(TokenObjective):
         nothing itself. Its function gets the counts of the whole optimizer step.
 
     Writes:
-        - ``aggregate``: the coefficients above.
+        - ``aggregate``: Sum over the tokens of a response, divide by ``length``, and average over the responses of the
+          optimizer step: a token weighs the same whatever the length of its response.
 
     Denominator:
         untouched: it says how counts become coefficients. A dropped token does not change the divisor, unless its
@@ -90,12 +91,6 @@ class ConstantLength(TokenObjective):
     writes = {"aggregate"}
 
     length: Annotated[int, Range(ge=1)]
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "aggregate": f"Sum over the tokens of a response, divide by {self.length}, and average over the responses "
-            f"of the optimizer step: a token weighs the same whatever the length of its response."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def constant(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:

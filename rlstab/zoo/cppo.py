@@ -39,7 +39,10 @@ class CPPO(Anchored, TokenObjective):
         - ``sequence_ids`` (S,), integers: how many responses there are.
 
     Writes:
-        - ``gates``: 0 on the stopped tokens, 1 on the others.
+        - ``gates``: Stop a token whose probability has moved from the ``anchor`` policy, in the direction of its
+          advantage, by more than ``delta``, or by more than is left of that once the tokens before it have overspent
+          their budget: the ``quantile``-quantile of the moves in the response for each, from ``min_budget`` to twice
+          that. It still counts. Moves weigh 1 at the first token, ``min_weight`` at the last.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -123,15 +126,6 @@ class CPPO(Anchored, TokenObjective):
     min_budget: Annotated[float, Range(ge=0)] = 0.02
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.9
     anchor: Literal["rollout", "old"] = "rollout"
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "gates": f"Stop a token whose probability has moved from {self.anchored_at}, in the direction of its "
-            f"advantage, by more than {self.delta}, or by more than is left of that once the tokens before it have "
-            f"overspent their budget: the {self.quantile}-quantile of the moves in the response for each, within "
-            f"[{self.min_budget}, {2 * self.min_budget}]. It still counts. Moves weigh 1 at the first token, "
-            f"{self.min_weight} at the last."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)

@@ -33,7 +33,9 @@ class DCPOClip(TokenObjective):
         - ``old_logprobs`` (n,), nats: how rare the token was.
 
     Writes:
-        - ``bounds``: a range for each token.
+        - ``bounds``: A token of old probability q stops pulling once its ratio has left [1/2 + sqrt(1 - 4 x ``low`` /
+          q) / 2, 1/2 + sqrt(1 + 4 x ``high`` / q) / 2]: wider for rare tokens, never below 1/2 or above ``cap``. A
+          punished token also stops at the dual clip (``dual_clip``). It still counts.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -98,14 +100,6 @@ class DCPOClip(TokenObjective):
     high: Annotated[float, Range(ge=0)] = 0.2
     cap: Annotated[float, Range(ge=1)] = 10.0
     dual_clip: Annotated[float | None, Range(gt=1)] = 10.0
-
-    def in_words(self) -> dict[str, str]:
-        dual = f" A negative advantage also stops above {self.dual_clip} (dual clip)." if self.dual_clip else ""
-        return {
-            "bounds": f"A token of old probability q stops pulling once its ratio has left [1/2 + sqrt(1 - 4 * "
-            f"{self.low} / q) / 2, 1/2 + sqrt(1 + 4 * {self.high} / q) / 2]: wider for rare tokens, never below 1/2 or "
-            f"above {self.cap}.{dual} It still counts."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rarity = (-batch.old_logprobs.double()).clamp(0.0, MAX_SURPRISAL).exp()  # 1 / q

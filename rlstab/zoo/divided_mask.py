@@ -18,12 +18,6 @@ class DividedMask:
         """The field that removes tokens: from the divisor too, or from the gradient alone."""
         return frozenset({"keep" if self.denominator == "kept" else "weight"})
 
-    def dropping(self, condition: str, remark: str = "") -> dict[str, str]:
-        """What it does to a token, in words."""
-        if self.denominator == "kept":
-            return {"keep": f"Drop a token {condition}. It leaves the divisor too.{remark}"}
-        return {"weight": f"Give a token the weight 0 {condition}. It still counts in the divisor.{remark}"}
-
     def keeping(self, batch: TokenBatch, keep: Tensor, report: Mapping[str, Mean]) -> Terms:
         """The terms that drop all tokens but those where the ``(n,)`` bool is True."""
         if self.denominator == "kept":

@@ -39,7 +39,9 @@ class DPPO(Anchored, TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``surrogate``: min(r, C) inside the region, 0 outside.
+        - ``surrogate``: A token pulls with its ratio to the ``anchor`` policy, at most ``cap``; not at all once the two
+          are a divergence (``divergence``) of more than ``high`` apart where its advantage is positive, or of ``low``
+          where it is negative. Moves that are stopped: ``stops``. It still counts.
 
     Denominator:
         untouched: a token that is stopped still counts.
@@ -139,15 +141,6 @@ class DPPO(Anchored, TokenObjective):
         if self.anchor == "old":
             return reasons
         return {**reasons, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
-
-    def in_words(self) -> dict[str, str]:
-        kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
-        move = f"move away from {self.anchored_at}" if self.stops == "away" else f"distance to {self.anchored_at}"
-        return {
-            "surrogate": f"A token pulls with its ratio to {self.anchored_at}, at most {self.cap}; not at all once its "
-            f"{move} is a {kind} of more than {self.high} where its advantage is positive, "
-            f"or {self.low} where it is negative. It still counts."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)

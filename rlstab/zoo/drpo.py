@@ -33,7 +33,9 @@ class DRPO(Anchored, TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``gates``: the weight of the surrogate's gradient relative to r A.
+        - ``gates``: Multiply the pull of a token by 1 - m / ``delta``, m being the probability that it has moved from
+          the ``anchor`` policy in the direction of its advantage, negative where it moved the other way. Beyond m =
+          ``delta`` it pulls back; no probability moves by 1.
 
     Denominator:
         untouched
@@ -105,13 +107,6 @@ class DRPO(Anchored, TokenObjective):
 
     delta: Annotated[float, Range(gt=0)] = 12.5
     anchor: Literal["rollout", "old"] = "rollout"
-
-    def in_words(self) -> dict[str, str]:
-        pull = f" Beyond m = {self.delta} it pulls back." if self.delta < 1 else " No probability moves that far."
-        return {
-            "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
-            f"from {self.anchored_at} in the direction of its advantage, negative where it moved the other way.{pull}"
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)

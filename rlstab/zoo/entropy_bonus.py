@@ -26,7 +26,8 @@ class EntropyBonus(TokenObjective):
         - live ``entropies`` (n,), nats, with gradient: on all tokens.
 
     Writes:
-        - ``penalties``: the live entropy, with a negative coefficient.
+        - ``penalties``: Subtract ``coefficient`` times the entropy of the live policy, on every token (aggregate:
+          ``aggregate``).
 
     Denominator:
         untouched: the term is divided by the counts of all tokens, whatever masks keep.
@@ -88,10 +89,6 @@ class EntropyBonus(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
     aggregate: Literal["loss", "token_mean"] = "loss"
-
-    def in_words(self) -> dict[str, str]:
-        mean = "" if self.aggregate == "loss" else ", as a mean over tokens"
-        return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token{mean}."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         aggregate = None if self.aggregate == "loss" else token_mean

@@ -27,7 +27,8 @@ class EntropyShaping(TokenObjective):
         - ``advantages`` (n,), unitless: with their size, before any bonus.
 
     Writes:
-        - ``bonus``: min(alpha H, |A| / kappa).
+        - ``bonus``: Add ``alpha`` times the entropy at its position to the advantage of a token, at most the size of
+          the advantage divided by ``kappa``.
 
     Denominator:
         untouched: no token leaves the loss.
@@ -97,12 +98,6 @@ class EntropyShaping(TokenObjective):
 
     alpha: Annotated[float, Range(ge=0)] = 0.4
     kappa: Annotated[float, Range(gt=1)] = 2.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "bonus": f"Add {self.alpha} times the entropy at its position to the advantage of a token, at most the "
-            f"size of the advantage divided by {self.kappa}."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         bonus = (self.alpha * batch.signal("entropies")).clamp(max=batch.advantages.abs() / self.kappa)

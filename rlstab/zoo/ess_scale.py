@@ -35,7 +35,9 @@ class ESSScale(TokenObjective):
         - ``sequence_ids`` (S,), integers: their number.
 
     Writes:
-        - ``lr_scale``: the same for every part of the optimizer step.
+        - ``lr_scale``: Multiply the learning rate by ess / ``base`` to the power of ``power``, at most 1, where ess is
+          the effective sample size of the responses of the optimizer step, weighed by their ratios to the ``anchor``
+          policy.
 
     Denominator:
         untouched: the loss and its gradient are as without it.
@@ -114,13 +116,6 @@ class ESSScale(TokenObjective):
     @property
     def needs(self) -> Set[str]:
         return {"logprobs", f"{self.anchor}_logprobs"}
-
-    def in_words(self) -> dict[str, str]:
-        anchor = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
-        return {
-            "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "
-            f"the effective sample size of the responses of the optimizer step, weighed by their ratios to {anchor}."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"log_weight": Pool.largest(self._log_weights(batch), 1, batch.lengths > 0)}

@@ -34,7 +34,10 @@ class FIPO(TokenObjective):
         included, and the order of the tokens is that of their positions.
 
     Writes:
-        - ``gates``: f_t, of the live policy.
+        - ``gates``: Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed from
+          this token to the end of its response (one ``half_life`` positions later counts half), at least ``low`` and at
+          most ``high``. The largest ratio that is summed is ``max_ratio``; a punished token beyond a ratio of
+          ``safe_ratio`` has a factor of at most 1. None is no limit.
 
     Denominator:
         untouched: it counts tokens, not factors.
@@ -112,15 +115,6 @@ class FIPO(TokenObjective):
     high: Annotated[float, Range(ge=1)] = 1.2
     max_ratio: Annotated[float | None, Range(gt=1)] = 10.0
     safe_ratio: Annotated[float | None, Range(gt=1)] = 4.0
-
-    def in_words(self) -> dict[str, str]:
-        outliers = "" if self.max_ratio is None else f" A token whose ratio is above {self.max_ratio} adds nothing."
-        safe = f" With a negative advantage and a ratio above {self.safe_ratio}, at most 1." if self.safe_ratio else ""
-        return {
-            "gates": f"Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed "
-            f"from this token to the end of its response (one {self.half_life} positions later counts half), at least "
-            f"{self.low} and at most {self.high}.{outliers}{safe}"
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def influence(ratio: Tensor, constants: Constants) -> Tensor:

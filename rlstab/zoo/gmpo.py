@@ -34,7 +34,9 @@ class GMPO(TokenObjective):
         which tokens are kept.
 
     Writes:
-        - ``ratio``: rho, with a gradient on each unclipped token's own log-prob.
+        - ``ratio``: All tokens of a response have one ratio, the geometric mean of those that are kept. Before it is
+          taken, a log-ratio is clipped at ``high`` where the advantage is positive and at -``low`` where it is
+          negative; a token that is clipped stops pulling.
 
     Denominator:
         untouched: a token that is clipped still counts in n and in the mean.
@@ -102,13 +104,6 @@ class GMPO(TokenObjective):
 
     low: Annotated[float, Range(ge=0)] = 0.4
     high: Annotated[float, Range(ge=0)] = 0.4
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "ratio": f"All tokens of a response have one ratio, the geometric mean of those that are kept. Before it "
-            f"is taken, a log-ratio is clipped at {self.high} where the advantage is positive and at -{self.low} where "
-            f"it is negative; a token that is clipped stops pulling."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:

@@ -30,7 +30,7 @@ class GSPO(TokenObjective):
         nothing itself. The loss gives it the live log-probs, and says which tokens are kept.
 
     Writes:
-        - ``ratio``: s, with a gradient on each token's own log-prob.
+        - ``ratio``: All tokens of a response have one ratio, the geometric mean of the ratios of those that are kept.
 
     Denominator:
         untouched: a response that is clipped still counts.
@@ -99,11 +99,6 @@ class GSPO(TokenObjective):
 
     name = "gspo"
     writes = {"ratio"}
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "ratio": "All tokens of a response have one ratio, the geometric mean of the ratios of those that are kept."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:

@@ -34,7 +34,9 @@ class HolderMean(TokenObjective):
         nothing itself. The loss gives it the live log-probs, and says which tokens are kept.
 
     Writes:
-        - ``ratio``: rho, with a gradient on each token's own log-prob.
+        - ``ratio``: All tokens of a response have one ratio, the power mean of the ratios of those that are kept; a
+          token pulls by its part in it. The power is ``power`` in the first optimizer step and moves to ``final_power``
+          over ``steps`` of them.
 
     Denominator:
         untouched: a response that is clipped still counts.
@@ -109,13 +111,6 @@ class HolderMean(TokenObjective):
     power: Annotated[float, Range(ge=-100, le=100)] = 2.0
     final_power: Annotated[float, Range(ge=-100, le=100)] = -2.0
     steps: Annotated[int, Range(ge=1)] = 500
-
-    def in_words(self) -> dict[str, str]:
-        falls = "" if self.power == self.final_power else f", moving to {self.final_power} over {self.steps} of them"
-        return {
-            "ratio": f"All tokens of a response have one ratio, the power mean of the ratios of those that are kept; a "
-            f"token pulls by its part in it. The power is {self.power} in the first optimizer step{falls}."
-        }
 
     def init_state(self) -> State:
         return {"step": 0}

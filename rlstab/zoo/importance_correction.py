@@ -18,8 +18,6 @@ _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k3": lambda gap: gap.expm1() - gap,
     "error": lambda gap: gap.abs().exp(),
 }
-#: Words for divergences whose name does not say what they are.
-_WORDS = {"error": "exp(|log-ratio|)", "kl": "binary KL", "tv": "total variation"}
 #: Settings that reject tokens or responses if they are set.
 _REJECTS = ("keep_low", "keep_high", "veto", "max_divergence")
 
@@ -82,8 +80,12 @@ class ImportanceCorrection(TokenObjective):
         - ``sequence_ids`` (S,), integers: their number.
 
     Writes:
-        - ``weight``: w, 0 on what is rejected.
-        - ``keep``: False on what is rejected, with ``denominator="kept"`` and a bound to reject by.
+        - ``weight``: Weigh a token by the ratio of the old policy to the sampler (level: ``level``), at least
+          ``min_weight`` and at most ``max_weight``, divided by its mean over the optimizer step: ``normalize``. The
+          weight is 0 where the ratio is below ``keep_low`` or above ``keep_high``, where a token of the response has a
+          ratio below ``veto``, and where the divergence (``divergence``) of the response is above ``max_divergence``.
+          None is no bound.
+        - ``keep``: Drop what is rejected, by any of these bounds. It leaves the divisor too.
 
     Denominator:
         all or kept: rejected tokens still count by default; with ``denominator="kept"`` they leave the divisor.
@@ -211,40 +213,6 @@ class ImportanceCorrection(TokenObjective):
     @property
     def _rejects(self) -> bool:
         return any(getattr(self, name) is not None for name in _REJECTS)
-
-    def in_words(self) -> dict[str, str]:
-        ratio = {
-            "token": "its ratio",
-            "sequence": "the product of the ratios of its response",
-            "geometric": "the geometric mean of the ratios of its response",
-        }[self.level]
-        ends = [
-            f"at {kind} {bound}" for kind, bound in (("least", self.min_weight), ("most", self.max_weight)) if bound
-        ]
-        units = "tokens" if self.level == "token" else "responses"
-        mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
-        words = {
-            "weight": f"Weigh a token by {ratio} (old policy to sampler)"
-            f"{''.join(f', {bound}' for bound in ends)}{mean}."
-        }
-        if self._rejects:
-            sides = [
-                f"{side} {bound}" for side, bound in (("below", self.keep_low), ("above", self.keep_high)) if bound
-            ]
-            conditions = [f"{ratio} is {' or '.join(sides)}"] if sides else []
-            conditions += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
-            if self.max_divergence is not None:
-                statistic, measure = self.divergence.split("_")
-                largest = {"max": "largest", "mean": "mean"}[statistic]
-                measured = _WORDS.get(measure, measure)
-                conditions.append(
-                    f"the {largest} {measured} of the tokens of its response is above {self.max_divergence}"
-                )
-            if self.denominator == "kept":
-                words["keep"] = f"Drop a token when {' or '.join(conditions)}. It leaves the divisor too."
-            else:
-                words["weight"] += f" The weight is 0 when {' or '.join(conditions)}; the token still counts."
-        return words
 
     def measure(self, batch: TokenBatch) -> Stat:
         if not self.normalize:

@@ -29,7 +29,8 @@ class IWOPD(TokenObjective):
         - ``old_logprobs`` (n,), nats: of the same tokens.
 
     Writes:
-        - ``bonus``: w a - A, so that the advantage becomes w a.
+        - ``bonus``: Replace the advantage of a token by the log-ratio of the teacher to the old policy, times 1 plus
+          ``gain`` times the share of its response's disagreement that is still to come.
 
     Denominator:
         untouched: every token still counts.
@@ -86,12 +87,6 @@ class IWOPD(TokenObjective):
     writes = {"bonus"}
 
     gain: Annotated[float, Range(ge=0)] = 0.5
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "bonus": f"Replace the advantage of a token by the log-ratio of the teacher to the old policy, times 1 "
-            f"plus {self.gain} times the share of its response's disagreement that is still to come."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         gap = teacher_gap(batch)

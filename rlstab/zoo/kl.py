@@ -46,7 +46,8 @@ class KLPenalty(Anchored, TokenObjective):
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:
-        - ``penalties``: the estimate on all tokens.
+        - ``penalties``: Add ``coefficient`` times the KL divergence from the ``anchor`` policy, on every token,
+          estimated by ``estimator`` from the sampled token (cap of k3: ``cap``).
 
     Denominator:
         untouched: the term is divided by the counts of all tokens, whatever masks keep.
@@ -135,15 +136,6 @@ class KLPenalty(Anchored, TokenObjective):
     def reads_drift(self) -> Set[str]:
         # k1 has the slope 1 even where the policies are the same
         return frozenset({"live"} if self.anchor == "old" and self.estimator != "k1" else ())
-
-    def in_words(self) -> dict[str, str]:
-        capped = self.estimator.startswith("k3") and self.cap is not None
-        cap = f", {'' if self.estimator == 'k3' else 'the value of its k3 '}at most {self.cap}" if capped else ""
-        ratio = ", times the token's ratio" if self.estimator == "k3_unbiased" else ""
-        return {
-            "penalties": f"Add {self.coefficient} times the KL divergence from {self.anchored_at}, on every token, "
-            f"estimated by {self.estimator} from the sampled token{ratio}{cap}."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.anchor_of(batch)

@@ -7,7 +7,6 @@ from torch import Tensor
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import percent
 from rlstab.zoo.covariant import Covariant
 
 
@@ -38,7 +37,8 @@ class KLCov(Covariant, TokenObjective):
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:
-        - ``penalties``: |ln r| on the selected tokens.
+        - ``penalties``: Add ``coefficient`` times the size of the log-ratio on the share ``share`` of the tokens of the
+          optimizer step (rounded down, at least one) whose log-prob and advantage have the largest covariance.
 
     Denominator:
         untouched: the penalty is divided by the counts of all tokens, as the policy term is.
@@ -114,13 +114,6 @@ class KLCov(Covariant, TokenObjective):
 
     share: Annotated[float, Range(gt=0, le=1)] = 2e-3
     coefficient: Annotated[float, Range(ge=0)] = 1.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "penalties": f"Add {self.coefficient} times the size of the log-ratio on the {percent(self.share)} of the "
-            f"tokens of the optimizer step (rounded down, at least one) whose log-prob and advantage have the largest "
-            f"covariance."
-        }
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         return {"covariance": Pool.top(self.covariances(batch, stat), self.share, rounding="floor")}

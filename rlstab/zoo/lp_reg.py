@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import percent
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.kl_estimators import k3
 
@@ -47,10 +46,14 @@ class LpReg(TokenObjective):
         - live ``logprobs`` (n,), nats, with gradient: form 'code' only.
 
     Writes:
-        - ``penalties``: the divergence on the selected tokens.
-        - ``unclipped``: form 'code' only: the selected tokens have no trust region.
-        - ``bounds``: only where ``ratio_cap`` is set: [0, U] for both signs (paper), or [0, U] without an upper bound
-          where A < 0 (code).
+        - ``penalties``: Add ``coefficient`` times a divergence from the policy filtered by min-p at ``min_p``; on a
+          token when its advantage is negative, its probability is in the lowest share (``share``) of the optimizer step
+          and at least ``min_p`` times that of the likeliest token. The form is ``form``: the paper takes -ln of the
+          mass that the filter keeps, and the share of all tokens; the code takes the k3 estimate, at most 10, where the
+          live policy is below the filtered one, and the share of the punished tokens, rounded down.
+        - ``unclipped``: Lift the trust region from the tokens under its penalty (form 'code' only).
+        - ``bounds``: A token stops pulling once its ratio is above ``ratio_cap``; in the form 'code' only where its
+          advantage is positive, and where it is negative never. It still counts.
 
     Denominator:
         untouched: no token leaves the policy term, and the penalty is divided by the counts of all tokens.
@@ -172,28 +175,6 @@ class LpReg(TokenObjective):
     @property
     def signal_options(self) -> dict[str, float]:
         return {"min_p": self.min_p}
-
-    def in_words(self) -> dict[str, str]:
-        lowest = f"in the lowest {percent(self.share)} of"
-        if self.form == "paper":
-            divergence = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"
-            pool = f"{lowest} all tokens of the optimizer step"
-        else:
-            divergence = (
-                f"the k3 estimate (at most 10) of the divergence from the policy of the evidence, min-p filtered at "
-                f"{self.min_p}, where the live policy is below it"
-            )
-            pool = f"{lowest} those of its sign in the optimizer step (rounded down; none if that is one or fewer)"
-        words = {
-            "penalties": f"Add {self.coefficient} times {divergence}; on a token when its advantage is negative, its "
-            f"probability is {pool} and at least {self.min_p} times that of the likeliest token."
-        }
-        if self.form == "code":
-            words["unclipped"] = "Lift the trust region from the tokens under its penalty."
-        if self.ratio_cap is not None:
-            where = "" if self.form == "paper" else " where its advantage is positive; where it is negative, never"
-            words["bounds"] = f"A token stops pulling once its ratio is above {self.ratio_cap}{where}. It still counts."
-        return words
 
     def measure(self, batch: TokenBatch) -> Stat:
         surprisal = -batch.logprobs

@@ -33,7 +33,9 @@ class M2PO(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign.
 
     Writes:
-        - ``weight``: 0 on the dropped tokens, 1 on the others; nothing while the budget holds.
+        - ``weight``: Of the tokens that moved from the rollout policy in the direction of their advantage, give those
+          that moved furthest the weight 0, until the mean squared log-ratio of the others is at most ``budget``, over
+          the optimizer step. They still count in the divisor.
 
     Denominator:
         untouched: the mean runs over all tokens, as in the paper.
@@ -114,13 +116,6 @@ class M2PO(TokenObjective):
     writes = {"weight"}
 
     budget: Annotated[float, Range(ge=0)] = 0.04
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": f"Of the tokens that moved from the rollout policy in the direction of their advantage, give "
-            f"those that moved furthest the weight 0, until the mean squared log-ratio of the others is at most "
-            f"{self.budget}, over the optimizer step. They still count in the divisor."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         square, harmful = self._moves(batch)

@@ -34,7 +34,11 @@ class MASPO(TokenObjective):
         - ``old_logprobs`` (n,), nats: how rare a token was.
 
     Writes:
-        - ``gates``: g.
+        - ``gates``: A token that moves away from the old policy (ratio above 1 where its advantage A is positive, below
+          1 where it is negative) pulls exp(-(ratio - 1)^2 / (2 width^2)) times as hard. The width is ``sigma`` /
+          p^``alpha``, p being its old probability, at most ``max_sigma``; times 1 + ``positive`` A, or divided by 1 +
+          ``negative`` |A|, a factor within [``min_scale``, ``max_scale``]. The ratio with which a punished token pulls
+          is at most ``cap``; none is no limit. It still counts in full.
 
     Denominator:
         untouched: a token that pulls less still counts.
@@ -118,16 +122,6 @@ class MASPO(TokenObjective):
     def __post_init__(self) -> None:
         check_order(self, self.name, "sigma", "max_sigma")
         check_order(self, self.name, "min_scale", "max_scale")
-
-    def in_words(self) -> dict[str, str]:
-        cap = "" if self.cap is None else f" A punished token with a ratio above {self.cap} pulls with that."
-        return {
-            "gates": f"A token that moves away from the old policy (ratio above 1 where its advantage A is positive, "
-            f"below 1 where it is negative) pulls exp(-(ratio - 1)^2 / (2 width^2)) times as hard. The width is "
-            f"{self.sigma} / p^{self.alpha}, p being its old probability, at most {self.max_sigma}; times 1 + "
-            f"{self.positive} A, or divided by 1 + {self.negative} |A|, a factor within [{self.min_scale}, "
-            f"{self.max_scale}].{cap} It still counts in full."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         base = (self.sigma * (-self.alpha * batch.old_logprobs).exp()).clamp(self.sigma, self.max_sigma)

@@ -28,8 +28,10 @@ class MaxLag(DividedMask, TokenObjective):
         - ``lag`` (n,), updates: 0 on tokens that the weights in training have sampled.
 
     Writes:
-        - ``keep``: with ``denominator="kept"``, False on tokens whose lag is above k.
-        - ``weight``: with ``denominator="all"``, 0 on them, else 1.
+        - ``keep``: Drop a token when weights more than ``updates`` updates old have sampled it. It leaves the divisor
+          too.
+        - ``weight``: Give a token the weight 0 when weights more than ``updates`` updates old have sampled it. It still
+          counts in the divisor.
 
     Denominator:
         kept or all: the first by default, the second with ``denominator="all"``.
@@ -89,10 +91,6 @@ class MaxLag(DividedMask, TokenObjective):
 
     updates: Annotated[int, Range(ge=0)] = 8
     denominator: Literal["kept", "all"] = "kept"
-
-    def in_words(self) -> dict[str, str]:
-        condition = f"when weights more than {self.updates} updates old have sampled it"
-        return self.dropping(condition)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         old = batch.signal("lag") > self.updates

@@ -121,12 +121,6 @@ class Mismatch(TokenObjective):
     def needs(self) -> Set[str]:
         return {self.of, self.to}
 
-    def in_words(self) -> dict[str, str]:
-        return {
-            "report": f"Measure how far `{self.of}` are from `{self.to}`: divergence, chi-square, effective sample "
-            f"size, perplexity, largest log-ratio."
-        }
-
     def measure(self, batch: TokenBatch) -> Stat:
         gap = self._gap(batch)
         largest = Pool.largest(batch.sequence_total(gap), 1, batch.lengths > 0)

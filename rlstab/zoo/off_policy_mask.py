@@ -34,7 +34,8 @@ class OffPolicyMask(Anchored, TokenObjective):
         Its gate reads the live log-probs of all tokens of a response.
 
     Writes:
-        - ``gates``: 0 or 1.
+        - ``gates``: Stop a token when its advantage is negative and its response is, on average over its tokens, more
+          than ``max_gap`` nats less likely to the live policy than to the ``anchor`` policy. It still counts.
 
     Denominator:
         untouched: a response that is stopped still counts.
@@ -103,12 +104,6 @@ class OffPolicyMask(Anchored, TokenObjective):
 
     max_gap: Annotated[float, Range(ge=0)] = 0.5
     anchor: Literal["rollout", "old"] = "rollout"
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "gates": f"Stop a token when its advantage is negative and its response is, on average over its tokens, "
-            f"more than {self.max_gap} nats less likely to the live policy than to {self.anchored_at}. It still counts."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)

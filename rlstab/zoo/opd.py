@@ -30,7 +30,8 @@ class OPD(TokenObjective):
         - ``old_logprobs`` (n,), nats: of the same tokens.
 
     Writes:
-        - ``bonus``: c (ln q - ln p_old), and with ``alone`` less the advantage.
+        - ``bonus``: Add to the advantage of a token ``coefficient`` times the log-ratio of the teacher to the old
+          policy; in place of the advantage: ``alone``.
 
     Denominator:
         untouched: every token still counts.
@@ -99,10 +100,6 @@ class OPD(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 1.0
     alone: bool = False
-
-    def in_words(self) -> dict[str, str]:
-        verb = "Replace the advantage of a token by" if self.alone else "Add to the advantage of a token"
-        return {"bonus": f"{verb} {self.coefficient} times the log-ratio of the teacher to the old policy."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         gap = teacher_gap(batch)

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
 #: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.
@@ -36,7 +35,8 @@ class RandomMask(TokenObjective):
         - ``position`` (n,), integers: its position there.
 
     Writes:
-        - ``keep``: False on the dropped tokens.
+        - ``keep``: Drop a token with chance ``share``, drawn by seed ``seed`` (signs of the advantage that may be
+          drawn: ``sign``). It leaves the divisor.
 
     Denominator:
         kept: dropped tokens leave numerator and denominator, as with ``s2t``.
@@ -102,12 +102,6 @@ class RandomMask(TokenObjective):
     share: Annotated[float, Range(ge=0, le=1)] = 0.01
     sign: Literal["positive", "all"] = "positive"
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
-
-    def in_words(self) -> dict[str, str]:
-        noun = "a token whose advantage is positive" if self.sign == "positive" else "a token"
-        return {
-            "keep": f"Drop {noun} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         dropped = batch.uniform(STREAM + self.seed) < self.share

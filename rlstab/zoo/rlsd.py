@@ -36,7 +36,8 @@ class RLSD(TokenObjective):
         - ``old_logprobs`` (n,), nats: of the same tokens.
 
     Writes:
-        - ``weight``: s, between 1 - m e and 1 + m e.
+        - ``weight``: Weigh a token by 1 - ``mix`` plus ``mix`` times the ratio of the teacher to the old policy,
+          inverted where it is punished, within 1 - ``clip`` and 1 + ``clip``. Punished tokens only: ``punished_only``.
 
     Denominator:
         untouched: every token still counts.
@@ -103,13 +104,6 @@ class RLSD(TokenObjective):
     mix: Annotated[float, Range(ge=0, le=1)] = 0.5
     clip: Annotated[float, Range(ge=0, le=1)] = 0.2
     punished_only: bool = False
-
-    def in_words(self) -> dict[str, str]:
-        whom = "punished token" if self.punished_only else "token"
-        return {
-            "weight": f"Weigh a {whom} by {1 - self.mix:g} plus {self.mix:g} times the ratio of the teacher to the old "
-            f"policy, inverted where it is punished, within [{1 - self.clip:g}, {1 + self.clip:g}]."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         agrees = bounded_exp(batch.advantages.sign() * teacher_gap(batch)).clamp(1 - self.clip, 1 + self.clip)

@@ -37,7 +37,9 @@ class S2TMask(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign.
 
     Writes:
-        - ``keep``: False on the dropped tokens.
+        - ``keep``: Drop a token when its advantage is positive, its probability is below ``max_prob`` and its entropy
+          is below the ``quantile``-quantile over the optimizer step (of its tokens: ``population``). It leaves the
+          divisor too.
 
     Denominator:
         kept: dropped tokens leave numerator and denominator, as in the paper's objective.
@@ -126,14 +128,6 @@ class S2TMask(TokenObjective):
     max_prob: Annotated[float, Range(gt=0, le=1)] = 0.002
     quantile: Annotated[float, Range(ge=0, le=1)] = 0.75
     population: Literal["candidates", "all"] = "candidates"
-
-    def in_words(self) -> dict[str, str]:
-        which = " that meet the first two conditions" if self.population == "candidates" else ""
-        return {
-            "keep": f"Drop a token when its advantage is positive, its probability is below {self.max_prob} and its "
-            f"entropy is below the {self.quantile}-quantile over the tokens of the optimizer step{which}. It leaves "
-            f"the divisor too."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         entropies = batch.signal("entropies")

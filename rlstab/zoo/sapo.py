@@ -31,7 +31,8 @@ class SAPO(TokenObjective):
         nothing itself. The loss gives it the ratio and the advantage, of which it reads the sign.
 
     Writes:
-        - ``gates``: g.
+        - ``gates``: A token pulls 1 / cosh(tau (ratio - 1) / 2)^2 times as hard, tau = ``positive`` where its advantage
+          is positive and ``negative`` where it is negative. It still counts in full.
 
     Denominator:
         untouched: a token that pulls less still counts.
@@ -96,12 +97,6 @@ class SAPO(TokenObjective):
 
     positive: Annotated[float, Range(ge=0)] = 1.0
     negative: Annotated[float, Range(ge=0)] = 1.05
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "gates": f"A token pulls 1 / cosh(tau (ratio - 1) / 2)^2 times as hard, tau = {self.positive} where its "
-            f"advantage is positive and {self.negative} where it is negative. It still counts in full."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         def gate(ratio: Tensor, constants: Constants) -> Tensor:

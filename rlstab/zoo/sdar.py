@@ -32,7 +32,8 @@ class SDAR(TokenObjective):
         Its penalty reads the live log-probs.
 
     Writes:
-        - ``penalties``: c gate (ln q - ln p).
+        - ``penalties``: Add ``coefficient`` times the log-ratio of the teacher to the live policy, on every token,
+          times the sigmoid of ``sharpness`` times that log-ratio, which has no gradient.
 
     Denominator:
         untouched: the penalty is divided by all tokens, with the aggregation of the policy term.
@@ -90,12 +91,6 @@ class SDAR(TokenObjective):
 
     coefficient: Annotated[float, Range(ge=0)] = 0.1
     sharpness: Annotated[float, Range(gt=0)] = 5.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "penalties": f"Add {self.coefficient} times the log-ratio of the teacher to the live policy, on every "
-            f"token, times the sigmoid of {self.sharpness} times that log-ratio, which has no gradient."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         teacher = batch.signal("teacher_logprobs")

@@ -25,7 +25,7 @@ class SequenceMean(TokenObjective):
         nothing itself. Its function gets the index of each token's response and the counts of the whole optimizer step.
 
     Writes:
-        - ``aggregate``: the coefficients above.
+        - ``aggregate``: Average over the tokens of a response, then over responses: every response weighs the same.
 
     Denominator:
         untouched: it says how counts become coefficients; the masks decide which tokens are counted.
@@ -82,11 +82,6 @@ class SequenceMean(TokenObjective):
 
     name = "sequence_mean"
     writes = {"aggregate"}
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "aggregate": "Average over the tokens of a response, then over responses: every response weighs the same."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(aggregate=_sequence_mean)

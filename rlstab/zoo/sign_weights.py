@@ -34,7 +34,8 @@ class SignWeights(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign, before any bonus.
 
     Writes:
-        - ``weight``: lambda_+, lambda_- or 1.
+        - ``weight``: Multiply the policy term of a token by ``positive`` where its advantage is positive, and by
+          ``negative`` where it is negative. The divisor stays.
 
     Denominator:
         untouched: a token of weight 0 still counts, as every response does in the paper's expectation.
@@ -103,12 +104,6 @@ class SignWeights(TokenObjective):
 
     positive: Annotated[float, Range(ge=0)] = 0.1
     negative: Annotated[float, Range(ge=0)] = 1.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": f"Multiply the policy term of a token by {self.positive} where its advantage is positive, and by "
-            f"{self.negative} where it is negative. The divisor stays."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         weight = torch.where(batch.rewarded, self.positive, torch.ones_like(batch.advantages))

@@ -7,7 +7,7 @@ import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.method_settings import check_order, percent
+from rlstab.core.method_settings import check_order
 
 
 class STARE(TokenObjective):
@@ -41,7 +41,11 @@ class STARE(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign.
 
     Writes:
-        - ``weight``: W on L+, M on L-, 1 elsewhere; nothing while the gate is closed.
+        - ``weight``: In an optimizer step whose mean entropy is below ``target_entropy`` nats, multiply the policy term
+          on the rarest share (``share``) of the tokens with positive advantage by ``boost`` and, in the variant C2
+          alone, of those with negative advantage by ``damp`` (variant: ``variant``). The divisor stays. For the next
+          optimizer step the first factor rises by ``increment`` after one below the target and falls by as much after
+          one above it, within [1, ``max_boost``], and the second moves the other way within [``min_damp``, 1].
 
     Denominator:
         untouched: N counts tokens, not weights, as in the paper. With O1 and 10 % of the rewarded tokens at 1.1 the
@@ -153,21 +157,6 @@ class STARE(TokenObjective):
         if self.increment:  # else the bounds are not read
             check_order(self, self.name, "boost", "max_boost")
             check_order(self, self.name, "min_damp", "damp")
-
-    def in_words(self) -> dict[str, str]:
-        rarest, damps = f"the rarest {percent(self.share)} of the", self.variant == "C2"
-        damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if damps else ""
-        moves = ""
-        if self.increment:
-            other = f", the second the other way within [{self.min_damp}, 1]" if damps else ""
-            moves = (
-                f" For the next optimizer step the {'first ' if damps else ''}factor rises by {self.increment} after "
-                f"one below the target and falls by as much after one above it, within [1, {self.max_boost}]{other}."
-            )
-        return {
-            "weight": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, multiply the "
-            f"policy term on {rarest} tokens with positive advantage by {self.boost}{damp}. The divisor stays.{moves}"
-        }
 
     def init_state(self) -> State:
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}

@@ -40,7 +40,9 @@ class STEER(TokenObjective):
         - ``advantages`` (n,), unitless: with their size, before any bonus.
 
     Writes:
-        - ``weight``: w_t.
+        - ``weight``: Multiply the policy term of a token by less the more its update is estimated to change the entropy
+          (form: ``form``): by ``low`` where the estimate is largest in the optimizer step, and by 1 where it is 0 or,
+          in the linear form, by ``high`` where it is smallest. The divisor stays.
 
     Denominator:
         untouched: it counts tokens, not weights.
@@ -119,16 +121,6 @@ class STEER(TokenObjective):
     high: Annotated[float, Range(ge=1)] = 1.2
     low: Annotated[float, Range(gt=0, le=1)] = 0.8
     form: Literal["exponential", "linear"] = "exponential"
-
-    def in_words(self) -> dict[str, str]:
-        if self.form == "linear":
-            span = f"from {self.high} where the estimate is smallest in the optimizer step to {self.low} where it is"
-        else:
-            span = f"from 1, where the estimate is 0, exponentially down to {self.low} where it is"
-        return {
-            "weight": f"Multiply the policy term of a token by less the more its update is estimated to change the "
-            f"entropy: {span} largest. The divisor stays."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         change = _entropy_change(batch)

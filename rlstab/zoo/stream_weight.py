@@ -32,7 +32,8 @@ class StreamWeight(TokenObjective):
         - ``branch`` (n,), 0 or 1: 1 on every token that was sampled in a branch.
 
     Writes:
-        - ``weight``: as above.
+        - ``weight``: Multiply the policy term so that answers from the prompt have a separate mean, and branches
+          another that counts ``coefficient`` times.
 
     Denominator:
         untouched: all tokens count in N.
@@ -98,12 +99,6 @@ class StreamWeight(TokenObjective):
     writes = {"weight"}
 
     coefficient: Annotated[float, Range(ge=0)] = 1.0
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": f"Multiply the policy term so that answers from the prompt have a separate mean, and "
-            f"branches another that counts {self.coefficient} times."
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"branch": Mean.of(batch.signal("branch") > 0)}

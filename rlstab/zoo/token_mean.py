@@ -22,7 +22,7 @@ class TokenMean(TokenObjective):
         nothing itself. Its function gets the counts of the whole optimizer step.
 
     Writes:
-        - ``aggregate``: the coefficients above.
+        - ``aggregate``: Average over all tokens of the optimizer step: every token weighs the same.
 
     Denominator:
         untouched: it says how counts become coefficients; the masks decide which tokens are counted.
@@ -71,9 +71,6 @@ class TokenMean(TokenObjective):
 
     name = "token_mean"
     writes = {"aggregate"}
-
-    def in_words(self) -> dict[str, str]:
-        return {"aggregate": "Average over all tokens of the optimizer step: every token weighs the same."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(aggregate=token_mean)

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.method_settings import percent
 from rlstab.zoo.divided_mask import DividedMask
 
 
@@ -31,8 +30,10 @@ class TopEntropyMask(DividedMask, TokenObjective):
         - ``entropies`` (n,), nats: of the full next-token distribution, at the start of the optimizer step.
 
     Writes:
-        - ``keep``: with ``denominator="kept"``.
-        - ``weight``: with ``denominator="all"``: 1 on the kept tokens, 0 on the others.
+        - ``keep``: Drop a token when its entropy is below the (1 - ``share``)-quantile over all tokens of the optimizer
+          step. It leaves the divisor too.
+        - ``weight``: Give a token the weight 0 when its entropy is below the (1 - ``share``)-quantile over all tokens
+          of the optimizer step. It still counts in the divisor.
 
     Denominator:
         kept or all: as ``denominator`` says; both are published.
@@ -110,10 +111,6 @@ class TopEntropyMask(DividedMask, TokenObjective):
 
     share: Annotated[float, Range(gt=0, le=1)] = 0.2
     denominator: Literal["kept", "all"] = "kept"
-
-    def in_words(self) -> dict[str, str]:
-        condition = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
-        return self.dropping(condition, f" About {percent(self.share)} are left, more by ties.")
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}

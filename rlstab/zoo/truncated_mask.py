@@ -27,8 +27,9 @@ class TruncatedMask(DividedMask, TokenObjective):
         - ``truncated`` (n,), 0 or 1: 1 on every token of a response that was cut off.
 
     Writes:
-        - ``keep``: with ``denominator="kept"``, False on the tokens of such a response.
-        - ``weight``: with ``denominator="all"``, 0 on them, else 1.
+        - ``keep``: Drop a token when its response was cut off at the length limit. It leaves the divisor too.
+        - ``weight``: Give a token the weight 0 when its response was cut off at the length limit. It still counts in
+          the divisor.
 
     Denominator:
         kept or all: the first as in the published code, the second with ``denominator="all"``.
@@ -90,9 +91,6 @@ class TruncatedMask(DividedMask, TokenObjective):
     needs = {"truncated"}
 
     denominator: Literal["kept", "all"] = "kept"
-
-    def in_words(self) -> dict[str, str]:
-        return self.dropping("when its response was cut off at the length limit")
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         cut = batch.signal("truncated") > 0

@@ -35,7 +35,10 @@ class VESPO(Anchored, TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``surrogate``: phi, in place of the ratio.
+        - ``surrogate``: The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being the
+          probability of the response under the live policy over that under the ``anchor`` policy; k =
+          ``positive_power`` and lam = ``positive_decay`` where the advantage is positive, ``negative_power`` and
+          ``negative_decay`` where it is negative.
 
     Denominator:
         untouched: a response that pulls little still counts.
@@ -115,14 +118,6 @@ class VESPO(Anchored, TokenObjective):
     negative_power: Annotated[float, Range(ge=0, le=10)] = 3.0
     negative_decay: Annotated[float, Range(ge=0.1, le=10)] = 2.0
     anchor: Literal["old", "rollout"] = "old"
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "surrogate": f"The tokens of a response pull with W^k exp(lam (1 - W)) instead of their ratios, W being "
-            f"the probability of the response under the live policy over that under {self.anchored_at}; k = "
-            f"{self.positive_power} and lam = {self.positive_decay} where the advantage is positive, "
-            f"{self.negative_power} and {self.negative_decay} where it is negative."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)

@@ -34,8 +34,9 @@ class WAPO(TokenObjective):
         - ``sequence_ids`` (S,), integers: only how many there are.
 
     Writes:
-        - ``weight``: 1 on rewarded tokens, 0 on all others.
-        - ``aggregate``: 1 / (|W| G_g L_max). That of penalties, too: with no winner at all |W| counts as 1.
+        - ``weight``: Give the weight 0 to every token whose advantage is not positive.
+        - ``aggregate``: Sum over the tokens of a group, divide by its responses and by ``length``, and average over the
+          groups of the optimizer step that have a response with a positive advantage, or over one if none has.
 
     Denominator:
         all: the divisor is made of responses and groups, whatever is kept in them.
@@ -105,13 +106,6 @@ class WAPO(TokenObjective):
     writes = {"weight", "aggregate"}
 
     length: Annotated[int, Range(ge=1)]
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "weight": "Give the weight 0 to every token whose advantage is not positive.",
-            "aggregate": f"Sum over the tokens of a group, divide by its responses and by {self.length}, and average "
-            f"over the groups of the optimizer step that have a response with a positive advantage.",
-        }
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"winners": Grouped.of(batch.group_ids, _won(batch), batch.lengths > 0)}

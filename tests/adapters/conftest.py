@@ -3,6 +3,6 @@
 import importlib
 import os
 
-for host in ("trl", "verl", "skyrl", "tinker", "axolotl"):
+for host in ("trl", "verl", "skyrl", "tinker", "axolotl", "prime_rl"):
     if os.environ.get(f"RLSTAB_REQUIRE_{host.upper()}"):
         importlib.import_module(host)

@@ -134,10 +134,10 @@ def test_a_run_resumes_as_it_was(tmp_path: Path) -> None:
 
 def test_rays_copy_begins_anew() -> None:
     loss = PolicyLoss(load_objective(S2T))
-    loss.state = {"other": 1}
+    loss.objective_state = {"other": 1}
     copy = cloudpickle.loads(cloudpickle.dumps(loss))
     assert copy.objective == loss.objective
-    assert copy.state == loss.objective.init_state()
+    assert copy.objective_state == loss.objective.init_state()
 
 
 WRONG = [

@@ -99,9 +99,9 @@ def test_a_dropped_connection_loses_nothing_and_counts_nothing_twice() -> None:
         broken = trained(client, tries=6)
         assert (client.drops, client.sent, client.steps) == (set(), 3, 3)
         assert torch.equal(client.logits, plain.logits)
-        assert broken.state == through.state
+        assert broken.objective_state == through.objective_state
     assert not torch.equal(plain.logits, torch.zeros_like(plain.logits))
-    assert through.state != TinkerTrainer(Client(), STATEFUL).state
+    assert through.objective_state != TinkerTrainer(Client(), STATEFUL).objective_state
 
 
 def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None
 def test_nan_is_refused_and_nothing_is_sent(field: str) -> None:
     client = Client()
     trainer = TinkerTrainer(client, STATEFUL)
-    before = trainer.state
+    before = trainer.objective_state
     metrics = trainer.step(data(0, entropies=0.5, **{field: float("nan")}), ADAM)
     assert metrics["steps/refused"] == 1.0
     assert trainer.last_refusal is not None
-    assert (client.sent, client.steps, trainer.state) == (0, 0, before)
+    assert (client.sent, client.steps, trainer.objective_state) == (0, 0, before)
     assert trainer.step(data(1, entropies=0.5), ADAM)["steps/refused"] == 0.0
     assert client.steps == 1
 
@@ -158,7 +158,7 @@ def test_a_run_resumes_as_it_was(tmp_path: Path) -> None:
     resumed = TinkerTrainer.load(Service(client), tmp_path, STATEFUL)
     resumed.step(data(2, entropies=0.7), ADAM)
     assert torch.equal(resumed.client.logits, plain.logits)
-    assert resumed.state == through.state
+    assert resumed.objective_state == through.objective_state
     with pytest.raises(CheckpointError, match="belongs to the objective"):
         TinkerTrainer.load(Service(client), tmp_path, DAPO)
     (tmp_path / "tinker.txt").unlink()
@@ -173,16 +173,16 @@ def test_a_save_that_is_cut_short_leaves_the_checkpoint_before_it(
     client = Client()
     trainer = trained(client, steps=2)
     trainer.save("two", tmp_path)
-    before = trainer.state
+    before = trainer.objective_state
     trainer.step(data(2, entropies=0.7), ADAM)
-    assert trainer.state != before
+    assert trainer.objective_state != before
     with monkeypatch.context() as patch:
         patch.setattr(f"rlstab.adapters.tinker.{cut}", MagicMock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             trainer.save("three", tmp_path)
-    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).state == before  # Service asserts the path
+    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).objective_state == before  # Service asserts the path
     trainer.save("two", tmp_path)
-    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).state == trainer.state
+    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).objective_state == trainer.objective_state
 
 
 @pytest.mark.parametrize("state", ["..", "", ".", "state-1/../..", "/", "kept"])

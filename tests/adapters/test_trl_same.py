@@ -239,7 +239,7 @@ def test_what_is_nearly_trls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(ConfigError, match="The nearest is "):
             objective_of(config(tmp_path, **settings))
     told: list[str] = []
-    monkeypatch.setattr("rlstab.adapters.trl.trainer.logger.warning", told.append)
+    monkeypatch.setattr("rlstab.adapters.trl.hooks.logger.warning", told.append)
     filtered = {"top_p": 0.9, "min_p": 0.05}
     given = {"loss_type": "bnpo", "epsilon": 0.1, **cut, **filtered}
     trainer = trainer_of(tmp_path, [{"name": "s2t"}], extra={"base": "config"}, **given)

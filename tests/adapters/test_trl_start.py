@@ -1,5 +1,6 @@
 """What is refused when the trainer is made, with what to change; what a step refuses; and the rest of TRL's trainer."""
 
+import importlib
 import inspect
 import re
 import sys
@@ -20,7 +21,7 @@ from trl import GRPOTrainer
 from rlstab.adapters import releases
 from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER, TRL_STEPS
 from rlstab.adapters.settings import check_trl_settings
-from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
+from rlstab.adapters.trl import RLStabGRPOTrainer, hooks, release
 from rlstab.adapters.trl.engine import check_engine
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
@@ -120,7 +121,7 @@ def test_a_head_that_peft_wraps_is_named_and_not_the_model(tmp_path: Path) -> No
 @pytest.mark.parametrize(("objective", "says"), [(S2T, True), ([CLIP], False)], ids=["reads", "reads nothing"])
 def test_dropout_is_told(objective: Any, says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(trainer.logger, "warning", told.append)
+    monkeypatch.setattr(hooks.logger, "warning", told.append)
     trainer_of(tmp_path, objective)
     assert not told
     dropped = model()
@@ -141,13 +142,60 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         patch.setattr("rlstab.adapters.releases.checksum", lambda method: "another")
         with pytest.warns(UserWarning, match="_compute_loss.* changed since the adapter was tested"):
             release.check_release()
+
+
+def as_unsloth(patch: pytest.MonkeyPatch) -> None:
+    """Put a generated trainer into the three places where Unsloth does (2026.10.9, models/rl.py), with its own loss."""
+
+    def compute_loss(self: Any, model: Any, inputs: Any, **kwargs: Any) -> torch.Tensor:
+        return 0.0 * next(model.parameters()).sum()
+
+    fields = {"compute_loss": compute_loss, "__module__": "unsloth_compiled_cache"}
+    patched = type("UnslothGRPOTrainer", (GRPOTrainer,), fields)
+    for module in (trl, trl.trainer, trl.trainer.grpo_trainer):
+        patch.setattr(module, "GRPOTrainer", patched)
+
+
+def adapter_again(patch: pytest.MonkeyPatch) -> Any:
+    """The adapter's trainer, imported again: above the trainer that TRL has now."""
+    for name in [name for name in sys.modules if name.startswith("rlstab.adapters.trl")]:
+        patch.delitem(sys.modules, name)
+    return importlib.import_module("rlstab.adapters.trl.trainer")
+
+
+def test_unsloth_is_refused_in_any_order_of_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = trainer_of(tmp_path, [CLIP])
+    for name in ("unsloth", "unsloth_zoo"):  # it patches models and transformers as well
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, types.ModuleType(name))
+            with pytest.raises(HostError, match="Unsloth is imported"):
+                made.train()
     with monkeypatch.context() as patch:
-        patch.setattr(trl, "GRPOTrainer", type("UnslothGRPOTrainer", (GRPOTrainer,), {}))
-        with pytest.raises(HostError, match="UnslothGRPOTrainer replaces"):
-            release.check_release()
+        as_unsloth(patch)
+        for start in (made.train, lambda: trainer_of(tmp_path, [CLIP])):
+            with pytest.raises(HostError, match=r"unsloth_compiled_cache\.UnslothGRPOTrainer replaces"):
+                start()
+        again = adapter_again(patch)
+    # TRL's own is back, and the adapter is still above the other
+    with pytest.raises(HostError, match="UnslothGRPOTrainer replaces"):
+        again.RLStabGRPOTrainer(objective=[CLIP])
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
     with pytest.raises(HostError, match="Unsloth is imported"):
         trainer_of(tmp_path, [CLIP])
+
+
+def test_without_the_refusal_unsloth_would_silently_leave_out_the_objective(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    as_unsloth(monkeypatch)
+    again = adapter_again(monkeypatch)
+    for name in ("check_release", "check_unpatched"):
+        monkeypatch.setattr(again, name, lambda: None)
+    monkeypatch.setattr(sys.modules["rlstab.adapters.trl"], "RLStabGRPOTrainer", again.RLStabGRPOTrainer)
+    trainer = trainer_of(tmp_path, [CLIP], max_steps=1)
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    trainer.train()
+    assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
 
 
 def test_what_stands_below_is_that_of_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ HINTS = {
     "optimisation: {schedule: {name: cosine, min_lr_rate: 0.1}}": "{name: cosine_with_min_lr, min_lr_rate: ...}",
     "rollout: {num_generations: 8}": "rollout.group",
     "rollout: {use_vllm: true}": "the model that trains",
-    "rollout: {top_p: 0.9}": "rollout.temperature",
+    "rollout: {min_p: 0.1}": "rollout.temperature",
     "rollout: {kl_loss_coef: 0.1}": "{name: kl, coefficient: ...}",
     "rollout: {epochs: 2}": "`optimisation.epochs`",
     "max_completion_length: 9": "rollout.max_new_tokens",
@@ -152,7 +152,6 @@ HINTS = {
     "optimisation: {seed: 1}": "the top of the run file",
     "rollout: {stages: [overlong]}": "the top of the run file",
     "objective: [{name: kl, type: k3}]": "Known: anchor",
-    "objective: [{name: cispo, epsilon_high: 5}]": "Known here: ",
 }
 
 #: A name of a method or stage that is not one, and what its error names instead.

@@ -31,6 +31,7 @@ LIVE = {
     "entropies": "live_H",
     "log_kept_mass": "live_mass",
     "teacher_divergence": "apart",
+    "log_support_mass": "live_support",
 }
 
 
@@ -69,6 +70,7 @@ def token(
         "max": min(now + gap, 0.0),
         "mass": mass,
         "live_mass": mass + dmass,
+        "live_support": -0.4 * min(H, 1.0) + mass,
         "rollout": min(now + lag + sampled, 0.0),
         "cut": cut,
         "branch": branch,

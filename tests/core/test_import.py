@@ -68,7 +68,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "record", "tasks", "testing"},
-    {"models", "replay"},
+    {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"probe"},

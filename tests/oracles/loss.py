@@ -30,7 +30,8 @@ def total(tokens, decisions, live_ratio=False):
             pulls = decision["surrogate"](tokens, ratios, keep, advantages)
             factors = [f * p / r for f, p, r in zip(factors, pulls, ratios, strict=True)]
 
-    out = Outcome([], [{"logp": [], "live_H": [], "live_mass": [], "apart": []} for _ in tokens])
+    fields = "logp", "live_H", "live_mass", "live_support", "apart"
+    out = Outcome([], [{field: [] for field in fields} for _ in tokens])
     for i, share in enumerate(aggregate(tokens, keep)):
         if keep[i]:
             value, slope = surrogate(advantages[i], *shifts[i], None if exempt[i] else bounds_of(bounds, i))
@@ -46,6 +47,9 @@ def total(tokens, decisions, live_ratio=False):
                     out.loss += [scale * part for part in penalty["value"][i]]
                     for field, parts in penalty["slope"][i].items():
                         out.slopes[i][field] += [scale * part for part in parts]
+    if any("support" in decision for decision in decisions):
+        for slopes in out.slopes:
+            slopes["live_support"] = [-part for part in slopes["logp"]]
     return out
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -173,14 +174,14 @@ def test_the_page_opens_a_figure_for_each_cell_and_loads_and_runs_nothing() -> N
     drawn = draw_map([probe], names, records(probe, {"base": 2, "control": 99, "<b>mine": 1}))
     text = page(drawn)
     assert "<script" not in text
-    assert "default-src &#39;none&#39;" in text
+    assert "default-src 'none'; script-src 'none'" in text
     assert "<b>mine" not in text
     for row in range(len(drawn.rows)):
         assert f'href="#c-{row}-0"' in text
         assert f'id="c-{row}-0"' in text
-    assert text.count('class="own" cx') == 2 * 5 * 8  # a point for each seed and dose of the two other rows
-    assert 'class="more' in text
-    assert 'class="less' in text
+    assert text.count('circle class="first"') == 2 * 5 * 8  # a point for each seed and dose of the two other rows
+    assert re.search('<td class="d[567]">', text)
+    assert re.search('<td class="d[123]">', text)
 
 
 def test_what_rounds_to_the_base_s_dose_tells_on_which_side_of_it() -> None:

@@ -21,7 +21,11 @@ from rlstab.record.step import Step, joined, rank_of
 BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
 SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}
 CISPO = SETTINGS | {"high": 1.2}
-VERL = BOTH | {"dual": 1.2, "estimator": "k3", "entropy": 0.01}
+VERL: dict[str, JsonValue] = {
+    **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.2, "entropy_coeff": 0.01},
+    **{"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3"},
+}
+OF_LOSS = {"trl/cispo": CISPO, "verl/vanilla": VERL, "trl/bnpo": SETTINGS | {"entropy": 0.01}}
 RANKS, PARTS, ROWS = 2, 4, 2
 
 
@@ -105,8 +109,8 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     # verl's seq-mean-token-sum-norm without a factor
     "trl/dr_grpo width": ("divided by the width", put(mean="width")),
     "sequence of tools": ("counts tokens outside the response mask", put(sequence="unmasked")),
-    "verl/vanilla entropy sign": ("entropy bonus -1 times", put(entropy=-0.01)),
-    "verl/vanilla no entropy": ("entropy bonus 0 times", put(entropy=0.0)),
+    "trl/bnpo entropy sign": ("entropy bonus -1 times", put(entropy=-0.01)),
+    "trl/bnpo no entropy": ("entropy bonus 0 times", put(entropy=0.0)),
     "verl/vanilla twice": ("accumulation twice", put(factor=1 / PARTS)),
 }
 #: Errors that no change explains, and one that only the gradient shows.
@@ -148,7 +152,7 @@ def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False)
         "prompt_lengths": torch.full((8,), 2) + torch.arange(8) % 3,
     }
     tensors["prompt_ids"] = torch.arange(int(tensors["prompt_lengths"].sum())) % 9 + 1
-    told = HostLoss(name=loss, settings={"trl/cispo": CISPO, "verl/vanilla": VERL}.get(loss, SETTINGS))
+    told = HostLoss(name=loss, settings=OF_LOSS.get(loss, SETTINGS))
     header = Header(host="made up", step=step, rank=number, ranks=RANKS, parts=PARTS, first=first, loss=told)
     return rank_of(header, tensors)
 
@@ -160,7 +164,7 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     p.cap, p.dual, p.entropy, p.estimator = (1e9, 1.2, 0.01, "k3") if verl else (1.35, 1e9, 0.0, "unbiased")
     p.first, p.last, p.inside, p.mask = place == 0, place == lengths - 1, place < lengths, p.mask.float()
     p.sequence, p.rounded, p.bound, p.held = False, torch.float32, torch.min, Tensor.detach
-    p.high = 1.2 if loss == "trl/cispo" else p.high
+    p.high, p.entropy = 1.2 if loss == "trl/cispo" else p.high, 0.01 if loss == "trl/bnpo" else p.entropy
     vars(p).update(change(p))
     log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
     if p.sequence:
@@ -175,7 +179,8 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     gap = p.gap * (p.ref_logprobs - p.logprobs)
     kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator[:2], gap.exp() - gap - 1)
     kl = kl * ratio if "unbiased" in p.estimator else kl
-    summed = (per_token * p.weights + p.beta * kl - p.entropy * p.entropies) * mask
+    bonus = p.entropy * p.entropies
+    summed = (per_token * p.weights + p.beta * kl - (bonus if verl else 0)) * mask
     value: Tensor = {
         "trl/grpo": lambda: (summed.sum(1) / mask.sum(1).clamp(min=1)).mean() / PARTS,
         "trl/bnpo": lambda: summed.sum() / mask.sum().clamp(min=1) / PARTS,
@@ -184,6 +189,7 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
         "padded luspo": lambda: (summed * mask.sum(1, keepdim=True)).mean() / PARTS,
         "width": lambda: summed.sum(1).mean() / mask.shape[1] / PARTS,
     }.get(p.mean, lambda: summed.sum() / p.tokens * RANKS)()
+    value = value if verl else value - (bonus * mask).sum() / mask.sum().clamp(min=1) / PARTS
     return value * float(p.factor)
 
 

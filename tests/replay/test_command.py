@@ -14,16 +14,6 @@ from tests.replay.dumps import write
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("old", ["replay", "view", "diagnose"])
-def test_an_old_name_works_and_prints_the_new_one(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["s2t"] if old == "replay" else ["--methods", "s2t"]
-    assert main([old, str(write(tmp_path / "dump", steps=1)), *methods, "--out", str(tmp_path / "page.html")]) == 0
-    said = capsys.readouterr()
-    assert f"rlstab {old} is rlstab look now" in said.err
-    assert "The loss is trl/dapo" in " ".join(said.out.split())
-    assert (tmp_path / "page.html").exists()
-
-
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     return write(tmp_path / "dump", steps=1)
@@ -35,9 +25,9 @@ def test_objectives_of_the_users_own_and_a_second_time(
     file = tmp_path / "mine.yaml"
     file.write_text("objective: [clip_higher, {name: random_mask, share: 0.5}]")
     for _ in range(2):
-        assert main(["look", str(dump), "--methods", "s2t", "preset:dapo", str(file)]) == 0
+        assert main(["look", str(dump), "--methods", f"s2t,preset:dapo,{file}"]) == 0
     capsys.readouterr()
-    assert main(["look", str(dump), "--json", "--methods", "s2t", "preset:dapo", str(file)]) == 0
+    assert main(["look", str(dump), "--json", "--methods", f"s2t,preset:dapo,{file}"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in record["turns"]} == {"s2t", "preset:dapo", str(file)}
 

@@ -121,7 +121,7 @@ def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or
 
     write(tmp_path)
     tensors(tmp_path / "step-000001.rank-0.json", change)
-    assert main(["look", str(tmp_path), "--json", "--methods", "s2t", "clip_higher"]) == 0
+    assert main(["look", str(tmp_path), "--json", "--methods", "s2t,clip_higher"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in record["turns"]] == ["clip_higher"]
     assert "NaN" in record["left_out"]["s2t"]

@@ -102,22 +102,23 @@ def test_responses_without_tokens_count_as_in_trl() -> None:
     assert judge([adapted]).agrees
 
 
-def test_words_of_a_formula_are_the_settings_of_the_host() -> None:
-    settings, rest = host_settings("trl", SETTINGS | {"sequence": True, "tokens": 50.0, "rewards": "group", "group": 4})
-    assert settings == {
+def test_words_of_earlier_dumps_are_the_settings_of_the_host() -> None:
+    words = {"sequence": True, "tokens": 50.0, "rewards": "group", "group": 4}
+    assert host_settings("trl", SETTINGS | words) == {
         **{"epsilon": 0.2, "epsilon_high": 0.28, "delta": 1.35, "beta": 0.05, "max_completion_length": 12},
-        **{"importance_sampling_level": "sequence", "use_bias_correction_kl": True},
+        **{"importance_sampling_level": "sequence", "use_bias_correction_kl": True, "num_items_in_batch": 50.0},
         **{"scale_rewards": "group", "num_generations": 4},
     }
-    assert rest == {"tokens": 50.0}
-    settings, rest = host_settings("verl", VERL | {"mean": "response"})
-    assert settings == {
-        **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.2, "use_kl_loss": True},
-        **{"kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coeff": 0.01, "loss_agg_mode": "seq-mean-token-mean"},
+    words = {"sequence": False, "estimator": "k3", "rewards": ""}
+    assert host_settings("trl", words) == {
+        **{"importance_sampling_level": "token", "use_bias_correction_kl": False},
+        **{"multi_objective_aggregation": "normalize_then_sum"},
     }
-    assert rest == {}
+    assert host_settings("verl", VERL) == VERL
     for settings in ({"epsilon": "wide"}, {"steps_per_generation": 0}, {"pi": 3}, {"bound": 7}, {"low": [0.2]}):
         assert loss_of(told(step(1), settings=settings)) is None
+    for name in ("verl/dro", "verl/vanilla with more", "trl/pi", "trl/pi with more"):
+        assert loss_of(told(step(1), name=name, settings={})) is None
 
 
 def test_a_cap_of_the_ratio_is_a_field_that_errors_can_leave_out() -> None:

@@ -186,18 +186,6 @@ def test_an_outcome_that_is_no_number_is_missing(value: float | None, exported: 
     assert list(comparison.tables[0].cells["mine", "eval/mean"].values) == [0, 2, 3]
 
 
-@pytest.mark.parametrize(("rollouts", "lost", "count"), [(11, 0, 1), (10, 9, 1), (25, 0, 5), (30, 0, 0), (40, 3, 7)])
-def test_an_outcome_that_rests_on_few_rollouts_says_so(rollouts: int, lost: int, count: int, tmp_path: Path) -> None:
-    folder = run(tmp_path, optimisation={"rollouts": rollouts})
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[rollouts - 1 - lost : rollouts - 1]:
-        line["reward/mean"] = None
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    notes = compare(load_runs(tmp_path), metrics=["reward/last"]).notes
-    expected = [f"b: reward/last of grpo seed 0 is a mean over {count} rollout{'s' * (count > 1)}, not over 10."]
-    assert notes == (expected if count else [])
-
-
 def test_settings_stand_in_the_order_of_the_file_and_others_by_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1):
         run(tmp_path / "b", setting=f"m{number}", optimisation={"lr": 1e-4}, task={"numbers": number})

@@ -168,37 +168,6 @@ def evaluated_otherwise(folder: Path) -> None:
         file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "evaluation": {"prompts": prompts}}))
 
 
-def failed_otherwise(folder: Path) -> None:
-    """A run that ran out of memory says nothing about its method."""
-    grpo(folder)
-    bench(folder, "dapo", (0, 1, 2))
-    bench(folder, "dapo", (3,), done=30)
-    place_run(
-        folder / "runs/default/dapo/seed-3",
-        bench="b",
-        setting="default",
-        method="dapo",
-        seed=3,
-        status="failed",
-        error="OutOfMemoryError",
-    )
-
-
-def failed_over_nan(folder: Path) -> None:
-    grpo(folder)
-    bench(folder, "dapo", (0, 1, 2))
-    bench(folder, "dapo", (3,), done=30)
-    place_run(
-        folder / "runs/default/dapo/seed-3",
-        bench="b",
-        setting="default",
-        method="dapo",
-        seed=3,
-        status="failed",
-        error="NonFinite: 3 steps refused",
-    )
-
-
 def all_well(folder: Path) -> None:
     grpo(folder)
     bench(folder, "dapo", changes=gained)
@@ -233,8 +202,6 @@ SITUATIONS: list[tuple[Callable[[Path], None], list[str], str, str]] = [
     (renamed_otherwise, ["clip-higher and dapo have the same settings under 2 names"], "0 of 2", "too few seeds"),
     (one_case_two_methods, ["DAPO and dapo differ only in case, and have other settings"], "0 of 4", ""),
     (evaluated_otherwise, [], "0 of 4", "higher"),
-    (failed_otherwise, [], "0 of 3", ""),
-    (failed_over_nan, [], "1 of 4", ""),
     (other_trainer, [], "0 of 4", "higher"),
 ]  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlstab.report.build import make_report
-from rlstab.report.collapse import Fate, fate_of, losses_of
+from rlstab.report.collapse import Fate, fate_of
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
@@ -38,7 +37,7 @@ FATES: list[tuple[Sequence[float], dict[str, Any], Fate]] = [
     (GOOD[:50] + [NAN] * 2 + GOOD[52:], {}, Fate(False, 60)),  # two rewards of sixty
     (GOOD[:40] + [float("inf")] * 20, {}, Fate(True, 50)),
     # readers of other trainers' logs leave NaN out, and say so
-    (GOOD[:40], {"more": 20, "remarks": ("left out values that are NaN: reward/mean in 20 lines",)}, Fate(True, 50)),
+    (GOOD[:40], {"more": 20, "not_finite": ("reward/mean",)}, Fate(True, 50)),
     (GOOD[:40], {"more": 20}, Fate(False, 60)),
     (GOOD, {"status": "failed", "error": "NonFinite: three steps refused"}, Fate(True, 60)),
     (GOOD, {"status": "failed", "error": "OutOfMemoryError"}, Fate(None, 60)),
@@ -113,20 +112,6 @@ def test_a_method_that_loses_all_its_runs_is_compared_by_them() -> None:
     assert of(eight(method="grpo"), nan).tables[0].cells["dapo", "reward/area"].values == {}
 
 
-def test_the_time_to_a_loss_is_that_of_kaplan_and_meier() -> None:
-    runs = [run([0.5] * at + [0.0] * (60 - at), seed=at) for at in (20, 30, 40)] + [
-        run(rewards(s, False), seed=s) for s in (1, 2)
-    ]
-    runs += [replace(run(GOOD[:25], seed=3), status="unfinished")]  # seen up to its 25th rollout
-    times, shares, low, high = losses_of({"m": runs}, None)["m"].survival
-    # lost at 30, 40 and 50 (a fall is seen in the next bin); of six one is censored at 25, before the first
-    assert times == (0, 25, 30, 40, 50, 60)
-    assert shares == pytest.approx((1, 1, 4 / 5, 3 / 5, 2 / 5, 2 / 5))
-    assert (low[0], high[0]) == (None, None)
-    assert 0 < low[3] < 3 / 5 < high[3] < 1
-    assert losses_of({"m": [run(GOOD)]}, None)["m"].survival == ((0, 60), (1, 1), (None, None), (None, None))
-
-
 def test_a_bench_says_what_it_calls_lost_and_a_results_file_keeps_it(tmp_path: Path) -> None:
     half = [0.5] * 30 + [0.3] * 30  # six tenths of the peak
     for method, values in (("grpo", None), ("dapo", half)):
@@ -153,7 +138,6 @@ def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:
     make_report([tmp_path / "b"], out=tmp_path / "out", metrics=["reward/area"])
     text = (tmp_path / "out/report.html").read_text()
     assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds' in text
-    assert 'data-figure="survival"' in text
     said = (tmp_path / "out/report.md").read_text()
     assert (
         "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %." in said

@@ -361,15 +361,14 @@ def test_markdown_has_the_numbers_of_the_comparison(compared: Comparison, swept:
     assert text.startswith("# Results\n")
     assert "```sh\nrlstab report x\n```" in text
     cell = comparison.tables[0].cells["stare", "eval/entropy"]
-    value, difference, wins = cell.summary, cell.paired.difference, cell.paired.wins
+    value, difference = cell.summary, cell.paired.difference
     assert [
         *("stare", "4"),
         # as many decimals as the page, and as the rest of the column
         f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]",
         f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
-        f"{wins.value:.2f} [{wins.low:.2f}, {wins.high:.2f}]",
         "higher",
-    ] in [[*row[1:6], row[-1]] for row in rows(text)]  # the cost of a rollout stands before the verdict
+    ] in [[*row[1:5], row[-1]] for row in rows(text)]  # the cost of a rollout stands before the verdict
     assert ["s2t", "2e-4", "0, 0, 0 of 3", "0, 0, 0 of 3", "3, 3, 0 of 3"] in rows(text)
     assert "entropy, default: clip_higher never acted in 20_entropy, s2t and stare: on-policy" in text
     # the command of a bench is what its folder says, and not a block to copy

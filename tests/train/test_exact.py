@@ -116,7 +116,7 @@ def decodes(policy: Policy, *examples: Example, **settings: Any) -> None:
 
 def test_longrope_is_refused_where_the_longest_row_decides(tmp_path: Path) -> None:
     policy = load_policy(str(longrope(tmp_path / "model", 40)))
-    told = r"\(model_type 'phi3'\) .* 'longrope' and original_max_position_embeddings 40, .* 53 together, within 40"
+    told = r"\(model_type 'phi3'\) .* rollout.max_new_tokens, now 53 together"
     with pytest.raises(ModelError, match=told):
         decodes(policy, SHORT, LONG)
     with pytest.raises(ModelError, match="original_max_position_embeddings 40"):  # the end of one row alone

@@ -6,9 +6,9 @@ import pytest
 
 import rlstab as r
 from rlstab import PolicyOutputs
+from rlstab.core.metadata import card
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import Conflict, OutOfRange
-from rlstab.explain.card import card
 from tests.examples import EXAMPLES
 from tests.zoo.watch import SHIPPED, STEP
 

@@ -128,6 +128,7 @@ SETTINGS = [
     *grid("rlsd", mix=[0.5, 0.0, 1.0], clip=[0.2, 1.0], punished_only=[False, True]),
     *grid("iw_opd", gain=[0.5, 0.0, 3.0]),
     *grid("sdar", coefficient=[0.1, 1.3], sharpness=[5.0, 0.2]),
+    *grid("support_replay"),
     *grid("max_lag", updates=[1, 0, 8], denominator=["kept", "all"]),
     *grid(
         "importance_correction",
@@ -141,6 +142,8 @@ TOGETHER = [
     ["gmpo", "s2t", "kl", "sequence_mean"],
     ["holder_mean", "clip_higher", "s2t", "sequence_mean"],
     ["gspo", "clip_higher", "s2t", "sequence_mean"],
+    ["support_replay", "gspo", "clip_higher", "kl", "sequence_mean"],
+    ["support_replay", "clip_higher", "stare", "kl", "sapo"],
     ["clip_higher", "s2t", "kl"],
     ["clip_higher", "top_entropy", "entropy_bonus", "sequence_mean"],
     ["s2t", "lp_reg", "stare", "constant_length"],

@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import trl
+from trl import GRPOTrainer
 
 from rlstab.adapters import releases
+from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.errors import HostError
 from rlstab.hosts import facts
 
@@ -19,15 +21,27 @@ def check_release(version: str = trl.__version__) -> None:
         HostError: it has another release, another package replaced the trainer or one of its methods, or a method has
             other parameters.
     """
-    trainer = trl.GRPOTrainer  # looked up now: a package may replace it at any time
-    named = f"{trainer.__module__}.{trainer.__qualname__}"
-    if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
-        who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} replaces"
-        raise HostError(
-            f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
-            f"process, or train without the adapter."
-        )
+    check_unpatched()
     releases.check_release("trl", version)
+
+
+def check_unpatched() -> None:
+    """Refuse a trainer that is not TRL's own, whether it was replaced before the adapter was imported or later.
+
+    Unsloth's overrides ``compute_loss`` and never calls ``_compute_loss``, so that an objective would have no effect.
+
+    Raises:
+        HostError: names the package or the class.
+    """
+    unsloth = not sys.modules.keys().isdisjoint(("unsloth", "unsloth_zoo"))
+    for trainer in (GRPOTrainer, trl.GRPOTrainer):
+        name = f"{trainer.__module__}.{trainer.__qualname__}"
+        if unsloth or name != "trl.trainer.grpo_trainer.GRPOTrainer":
+            raise HostError(
+                f"{'Unsloth is imported and patches' if unsloth else f'{name} replaces'} TRL's GRPOTrainer. The "
+                f"adapter builds on TRL's own; in another an objective may have no effect. Do not import that package "
+                f"in this process, or train without the adapter."
+            )
 
 
 def check_attributes(trainer: Any) -> None:
@@ -47,4 +61,4 @@ def check_attributes(trainer: Any) -> None:
 def ends_of(trainer: Any) -> set[int]:
     """Ids of tokens that end a response; before TRL 1.16 only the EOS of the tokenizer."""
     tokenizer = trainer._tokenizer
-    return {*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id}
+    return ids_of_tokens(getattr(trainer, "eos_token_ids", tokenizer.eos_token_id), tokenizer.pad_token_id)

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab.adapters.evidence import by_kind, held_signals
 from rlstab.adapters.host_correction import CORRECTION
-from rlstab.adapters.host_signals import held_signals
-from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ShapeError, kind_of
@@ -140,20 +140,22 @@ def batch_of(
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, now, unread) if values is not None)
-    held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
-    named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
+    signals, unscored = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
+    signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
-        named["truncated"] = truncated(inputs, ends)
-    extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
+        signals["truncated"] = truncated(inputs, ends)
+    if CORRECTION in needs:
+        signals[CORRECTION] = inputs[CORRECTION].expand(mask.shape)
     for name, provider in providers.items():
         if name in needs:
             values = provider(inputs)
             if not isinstance(values, Tensor) or values.shape != mask.shape:
-                what = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
+                shape = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
                 raise ShapeError(
-                    f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}. Change its function."
+                    f"signals['{name}'] returned {shape}, expected a tensor of {tuple(mask.shape)}. "
+                    f"Change its function."
                 )
-            (named if name in SIGNALS else extra)[name] = values
+            signals[name] = values
     batch = TokenBatch.from_padded(
         response_mask=mask,
         advantages=inputs["advantages"],
@@ -162,7 +164,6 @@ def batch_of(
         sequence_ids=inputs[SEQUENCE_IDS] if ids is None else ids,
         group_ids=inputs[GROUP_IDS],
         live_ratio=old is None,
-        extra=extra,
-        **named,
+        **by_kind(signals),
     )
-    return batch, (lost & response_mask(inputs)).count_nonzero()
+    return batch, (unscored & response_mask(inputs)).count_nonzero()

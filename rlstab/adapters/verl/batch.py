@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from rlstab.adapters.evidence import by_kind, hashes, held_signals
 from rlstab.adapters.host_correction import CORRECTION
-from rlstab.adapters.host_signals import held_signals
-from rlstab.adapters.identity import hashes
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -83,16 +82,17 @@ class MiniBatch:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
         """
         needs = objective.needs
-        signals, lost = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
+        signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
         made = {"truncated": self.truncated, **self.evidence}
         signals |= {name: values for name, values in made.items() if name in {"logprobs", "entropies", *needs}}
-        signals |= {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
-        signals |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}
-        extra = {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
+        signals |= {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
+        basics = {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
+        basics |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}
         chosen = slice(None) if rows is None else rows
-        columns: dict[str, Any] = {name: values[chosen] for name, values in signals.items()}
-        batch = TokenBatch.from_padded(**columns, extra={name: values[chosen] for name, values in extra.items()})
-        return batch, (lost & self.mask)[chosen].count_nonzero()
+        columns: dict[str, Any] = {name: values[chosen] for name, values in basics.items()}
+        columns |= by_kind({name: values[chosen] for name, values in signals.items()})
+        batch = TokenBatch.from_padded(**columns)
+        return batch, (unscored & self.mask)[chosen].count_nonzero()
 
     def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:
         """The tensors of some rows for a dump; ``batch`` is the evidence about them."""

@@ -84,10 +84,8 @@ class PlannedLoss:
         step, batch = self.step, self.batch
         assert step is not None
         assert batch is not None
-        if step.plan is None:
-            # refused: every rank runs the same backward, whose gradients are discarded
-            zero: Tensor = model_output["log_probs"].values().sum() * 0.0
-            return zero
+        if step.plan is None:  # refused: every rank runs the same backward, whose gradients are discarded
+            return step.loss(0, PolicyOutputs(model_output["log_probs"].values())).loss
         objective = step.objective
         piece = step.plan.piece(batch.batch(objective, data[ROW])[0])
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))

@@ -24,21 +24,20 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
-from rlstab.adapters.checkpoint import keep_state, restore_state
+from rlstab.adapters.checkpoint import keep_state
+from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
-from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import HostMetrics, from_ranks
+from rlstab.adapters.metrics import from_ranks
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import check_verl_settings, require_one_correction
+from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
-from rlstab.config import load_objective, objective_hash
+from rlstab.config import objective_hash
 from rlstab.core.batch import BASICS
-from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, check_complete
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
@@ -50,17 +49,12 @@ logger = logging.getLogger(__name__)
 DUMP = "RLSTAB_DUMP"
 
 
-class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot resolve verl
+class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc]  # mypy cannot resolve verl
     """The actor's ``TrainingWorker`` whose loss is an objective.
 
     Args:
         host: verl's ``ActorRolloutRefWorker``; its ``config`` is ``actor_rollout_ref``.
         config: verl's, of the actor.
-
-    Attributes:
-        objective: with which the actor is trained.
-        objective_state: after the last optimizer step; part of each checkpoint.
-        last_refusal: why the last refused optimizer step was refused.
 
     Raises:
         ConfigError: a setting that the objective replaces is set, ranks read different objectives, or the engine is not
@@ -74,19 +68,19 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         path = objective_file(host.config)
         if not path:
             raise ConfigError("policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE.")
-        self.objective: Composition = compose(load_objective(path))
-        check_complete(self.objective)
-        actor = settings_of_verl(host.config)
-        check_verl_settings(actor, self.objective, distilled=host.distillation_enabled)
-        require_from(host.config, self.objective)
+        chosen = open_objective(path)
+        check_verl_settings(settings_of_verl(host.config), chosen, distilled=host.distillation_enabled)
+        require_from(host.config, chosen)
         super().__init__(config=config)  # the checks come before the model is loaded
         group = self.engine.get_data_parallel_group()
-        self._rlstab_comm: Comm = (
-            TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
-        )
-        self._rlstab_require_same(group)
-        self._rlstab_tallies = HostMetrics("verl", partial(from_ranks, group))
-        self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
+        hashes = set(from_ranks(objective_hash(chosen), group))
+        if len(hashes) > 1:
+            raise ConfigError(
+                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file for all nodes."
+            )
+        self._rlstab_open("verl", chosen)
+        self._rlstab_share(torch.device(get_device_id()), group)
+        self._rlstab_loss = PlannedLoss(chosen.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         self._rlstab_sampler = _sampler(host.config.rollout)
         self._rlstab_hybrid = bool(host.config.get("hybrid_engine", False))
@@ -94,15 +88,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         if os.environ.get(DUMP):
             self._rlstab_loss.recorder = Recorder(os.environ[DUMP])
             self._rlstab_loss.recorder.write_tokenizer(self.model_config.tokenizer)
-        self.objective_state: State = self.objective.init_state()
-        self.last_refusal: str | None = None
-
-    def _rlstab_require_same(self, group: Any) -> None:
-        hashes = set(from_ranks(group, objective_hash(self.objective)))
-        if len(hashes) > 1:
-            raise ConfigError(
-                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file for all nodes."
-            )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
         """Set the loss of the objective in place of verl's ``ppo_loss``."""
@@ -144,7 +129,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             self._rlstab_loss.step = self._rlstab_loss.batch = None
             del self.engine.optimizer_step  # uncovers the method of its class
         self._rlstab_settle(step)
-        means = self._rlstab_tallies.collect()
+        self._rlstab_metrics.add(step)
+        means = self._rlstab_metrics.collect()
         if output is not None:
             # as MEAN, or verl would reduce some names over the optimizer steps of an update in other ways
             metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
@@ -174,11 +160,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         if loss.recorder is not None:
             loss.recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
-        step = OptimizerStep(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
-        evidence = batch.batch(objective)
-        step.make_plan([evidence[0]])
-        step.reports.append(unscored(objective.needs, [evidence]))
-        loss.step = step
+        loss.step = step = self._rlstab_new_step(objective)
+        plan_step(step, [batch.batch(objective)])
         return step
 
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
@@ -224,14 +207,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             **self._rlstab_sampler,
         )
 
-    def _rlstab_settle(self, step: OptimizerStep) -> None:
-        if step.refusal is not None:
-            self.last_refusal = step.refusal
-            if self.rank == 0:
-                logger.warning(f"an optimizer step was refused: {step.refusal}")
-        self.objective_state = {key: step.state[key] for key in self.objective.init_state()}
-        self._rlstab_tallies.add(step)
-
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,22 +224,22 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             CheckpointError: the state of the objective is missing, damaged, or belongs to another objective.
         """
         if local_path is not None and "extra" in self.checkpoint_config.load_contents:
-            self.objective_state = {**self.objective.init_state(), **self._rlstab_restored(local_path)}
+            self._rlstab_restore(local_path)
         return super().load_checkpoint(local_path, *args, **kwargs)
 
-    def _rlstab_restored(self, folder: Any) -> State:
+    def _rlstab_restore(self, folder: Any) -> None:
         """The state, read by the first rank, which wrote it, and sent to the others, which may not see its disk."""
-        outcome: list[Any] = [None]
+        error: RlstabError | None = None
         if self.rank == 0:
             try:
-                outcome = [restore_state(folder, self.objective)]
-            except RlstabError as error:
-                outcome = [error]
-        dist.broadcast_object_list(outcome, src=0)
-        if isinstance(outcome[0], RlstabError):
-            raise outcome[0]
-        state: State = outcome[0]
-        return state
+                super()._rlstab_restore(folder)
+            except RlstabError as damage:
+                error = damage
+        sent: list[Any] = [error, self.objective_state]
+        dist.broadcast_object_list(sent, src=0)
+        error, self.objective_state = sent
+        if error is not None:
+            raise error
 
 
 def _sampler(rollout: Any) -> dict[str, Any]:
@@ -302,5 +277,4 @@ def require_from(config: Any, objective: Composition) -> None:
 def _ends(model_config: Any) -> set[int]:
     """Ids of tokens that end a response, from the model and its tokenizer."""
     sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
-    ends = [getattr(source, "eos_token_id", None) for source in sources]
-    return {int(end) for given in ends if given is not None for end in (given if isinstance(given, list) else [given])}
+    return ids_of_tokens(*(getattr(source, "eos_token_id", None) for source in sources))

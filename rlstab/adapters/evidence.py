@@ -1,0 +1,97 @@
+"""Evidence about responses that a host's batch holds: signals, identities of responses, and how a response ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.console import capital
+from rlstab.core.batch import SIGNALS, TokenBatch, impossible
+from rlstab.core.stats import Mean
+from rlstab.errors import MissingSignal
+from rlstab.hosts import HOSTS
+
+
+def held_signals(
+    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, str], old: Tensor, *, host: str
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, replaced by ``old``.
+
+    Args:
+        needs: of the objective.
+        columns: tensors of the host.
+        names: of the columns, by signal.
+        old: ``(B, T)`` log-probs of the policy that the ratio divides by.
+        host: key of :data:`rlstab.hosts.HOSTS`.
+
+    Raises:
+        MissingSignal: a column is missing that was promised when the trainer was made.
+    """
+    signals = {}
+    for name in sorted(needs & names.keys()):
+        column = names[name]
+        if columns.get(column) is None:
+            message = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
+            raise MissingSignal(f"{message}. {capital(HOSTS[host].cure(name))}.")
+        signals[name] = columns[column]
+    unscored = torch.zeros_like(old, dtype=torch.bool)
+    if "rollout_logprobs" in signals:
+        sampled = signals["rollout_logprobs"]
+        unscored = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
+        signals["rollout_logprobs"] = torch.where(unscored, old.to(sampled.dtype), sampled)
+    if "branch" in needs:
+        signals["branch"] = torch.zeros_like(old)  # no host grows branches, but a user-defined function may
+    return signals, unscored
+
+
+def by_kind(signals: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of :meth:`TokenBatch.from_padded` for signals, user-defined ones as its ``extra``."""
+    known = {name: values for name, values in signals.items() if name in {*SIGNALS, "logprobs"}}
+    return {**known, "extra": {name: values for name, values in signals.items() if name not in known}}
+
+
+def unscored_share(needs: Set[str], batches: Sequence[tuple[TokenBatch, Tensor]]) -> dict[str, Mean]:
+    """The share of tokens for which the sampler gave no log-prob; empty if the objective does not read them.
+
+    Args:
+        needs: of the objective.
+        batches: the evidence of each micro-batch, and its number of such tokens.
+    """
+    if "rollout_logprobs" not in needs:
+        return {}
+    count = torch.stack([count.double() for _, count in batches]).sum()
+    tokens = torch.tensor(float(sum(len(batch) for batch, _ in batches)), dtype=torch.float64)
+    return {"sampler/unscored": Mean(count, tokens)}
+
+
+def ids_of_tokens(*sources: Any) -> set[int]:
+    """Ids of tokens that end a response, from values of ``eos_token_id``: numbers, lists of them, or None."""
+    listed = [source if isinstance(source, list) else [source] for source in sources]
+    return {int(token) for tokens in listed for token in tokens if token is not None}
+
+
+def hashes(values: Iterable[bytes], device: torch.device | str = "cpu") -> Tensor:
+    """``(B,)`` int64: a hash of each value, by which a response or prompt has one id on any rank, cut and run."""
+    digests = [hashlib.blake2b(value, digest_size=8).digest() for value in values]
+    ids = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+def distinct_hashes(values: Iterable[bytes], seen: Counter[bytes], device: torch.device | str = "cpu") -> Tensor:
+    """The same, with another hash for each repetition of a value.
+
+    Args:
+        values: of some of the responses of an optimizer step.
+        seen: counts the values; begin an optimizer step with an empty one.
+        device: of the result.
+    """
+    numbered = []
+    for value in values:
+        numbered.append(value + seen[value].to_bytes(4, "big") * bool(seen[value]))
+        seen[value] += 1
+    return hashes(numbered, device)

@@ -1,0 +1,175 @@
+"""Jobs for TRL's asynchronous trainer on fixed rollouts, in this process or over real ranks.
+
+``python -m tests.adapters.async_jobs FOLDER`` under the variables of a launcher runs the jobs that FOLDER describes.
+"""
+
+import functools
+import os
+import queue
+import random
+import sys
+import types
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.adapters import jobs
+from tests.adapters.jobs import CHAIN, response, scored
+from tests.adapters.trl_jobs import ON_CPU, prompts, recorder, reward, tokenizer
+
+os.environ.update(ON_CPU)
+
+
+def varlen_attention(
+    query: Any, key: Any, value: Any, starts: Any, paths: Any, *_: Any, softmax_scale: Any, causal: bool, **__: Any
+) -> Any:
+    """What ``flash_attn_varlen_func`` computes, on a CPU: segments attend to their paths, aligned at the end."""
+    rows = []
+    for first, last, begin, end in zip(starts[:-1], starts[1:], paths[:-1], paths[1:], strict=True):
+        states = [values.transpose(0, 1) for values in (query[first:last], key[begin:end], value[begin:end])]
+        queries, keys = last - first, end - begin
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        rows.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                *states, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+            ).transpose(0, 1)
+        )
+    return torch.cat(rows)
+
+
+@functools.cache
+def first_policy() -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompts, responses, and their log-probs by the policy that training begins with."""
+    asked = [tokenizer()(row["prompt"])["input_ids"] for row in prompts() for _ in range(4)]
+    answers = [response(0, index) for index in range(len(asked))]
+    values = [logprobs.tolist() for logprobs in scored(asked, answers)]
+    return list(zip(asked, answers, values, strict=True))
+
+
+class Worker:
+    """A rollout worker, as TRL's own tests have it: a queue of scored samples, filled when the weights are new."""
+
+    def __init__(self, *, each: int = 8, lag: int = 0, spoiled: int = -1) -> None:
+        self.rollout_buffer: Any = queue.Queue()
+        self.metrics_queue: Any = queue.Queue()
+        self.each, self.lag, self.spoiled, self.version, self.count = each, lag, spoiled, 0, 0
+
+    def sample(self, index: int) -> Any:
+        """One of four responses to a prompt, with log-probs near those of the first policy."""
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        prompt, ids, values = first_policy()[index]
+        draw = random.Random(f"sampled {index}")
+        logprobs = [min(value + draw.gauss(-0.3, 0.3), -1e-3) for value in values]
+        if index == self.spoiled:
+            logprobs[0] = float("nan")
+        return RolloutSample(
+            prompt=[],
+            completion=[],
+            input_ids=np.array(prompt + ids),
+            completion_mask=np.array([0] * len(prompt) + [1] * len(ids)),
+            old_log_probs=np.array([0.0] * len(prompt) + logprobs),
+            advantage=draw.gauss(0.0, 1.0),
+            model_version=max(0, self.version - self.lag),
+            group_id=index // 4,
+            metrics={"reward": reward([ids])[0]},
+        )
+
+    def update_model_version(self, model_version: int) -> None:
+        self.version = model_version
+        for _ in range(self.each):
+            self.rollout_buffer.put(self.sample(self.count))
+            self.count += 1
+
+    def start(self) -> None:
+        self.update_model_version(self.version)  # one micro-batch more is fetched than a step takes
+
+    def stop(self) -> None:
+        pass
+
+    def check_health(self, stale_after_s: float) -> None:
+        raise AssertionError("the trainer waits for more samples than an optimizer step has")
+
+
+class Transfer:
+    """Weights go nowhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def config(folder: Path, **changes: Any) -> Any:
+    """Four optimizer steps of eight responses."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    given = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "token_budget": -1,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 4,
+        "learning_rate": 0.0002,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "dtype": "float32",
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "seed": 3,
+        **changes,
+    }
+    return AsyncGRPOConfig(**given)
+
+
+def trainer_of(
+    folder: Path, objective: Any = None, *, base: str | None = None, plain: bool = False, **given: Any
+) -> Any:
+    """The adapter's trainer, or TRL's if ``plain``; both attend on a CPU, whose peak of FLOPs TRL cannot look up."""
+    from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer, packing
+
+    from rlstab.adapters.trl.async_trainer import RLStabAsyncGRPOTrainer
+
+    packing._flash_attn = lambda: types.SimpleNamespace(flash_attn_varlen_func=varlen_attention)
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+    worker = Worker(**given.pop("worker", {}))
+    chosen = AsyncGRPOTrainer if plain else partial(RLStabAsyncGRPOTrainer, objective=objective, base=base)
+    return chosen(
+        model=str(CHAIN),
+        args=config(folder, **given),
+        train_dataset=prompts(),
+        processing_class=tokenizer(),
+        rollout_worker=worker,
+        weight_transfer=Transfer(),
+    )
+
+
+def run(
+    folder: Path, objective: Any = None, *, resume: str | None = None, skipped: int = 0, **given: Any
+) -> dict[str, Any]:
+    """Train, and say what happened; a resumed run goes on behind the ``skipped`` samples that the first one took."""
+    trainer = trainer_of(folder, objective, **given)
+    if trainer.rollout_worker is not None:
+        trainer.rollout_worker.count = skipped
+    steps = recorder(trainer)
+    trainer.train(resume_from_checkpoint=resume)
+    refusal = getattr(trainer, "last_refusal", None)
+    return {"steps": steps, "log": trainer.state.log_history, "ranks": jobs.counted_ranks(), "refusal": refusal}
+
+
+def over_ranks(folder: Path, given: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Jobs over two processes that hold the model (DDP)."""
+    return jobs.over_ranks("tests.adapters.async_jobs", folder, given, **ON_CPU)
+
+
+if __name__ == "__main__":
+    jobs.of_rank(Path(sys.argv[1]), run)

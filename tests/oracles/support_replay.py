@@ -1,0 +1,3 @@
+def decide(tokens, memory):
+    """Every live log-prob less ln M."""
+    return {"support": True}, memory
