@@ -22,16 +22,16 @@ class PolicyOutputs(Spelled):
         entropies: entropies, nats, with grad only if a penalty differentiates them.
         log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
             kept set held constant; read only on the rows that a penalty names.
-        teacher_divergence: divergence from a teacher's next-token distribution, nats.
         log_support_mass: log of the live policy's mass on the tokens that the sampler kept, which
             :meth:`over_support` divides by.
+        teacher_divergence: divergence from a teacher's next-token distribution, nats.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     log_kept_mass: Tensor | None = None
-    teacher_divergence: Tensor | None = None
     log_support_mass: Tensor | None = None
+    teacher_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():

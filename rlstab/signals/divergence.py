@@ -82,10 +82,8 @@ class TopK(Source):
         """The ``k`` likeliest tokens of a teacher, for each of its rows."""
         height = max(1, LOGITS // vocab)
         target, buffers = teacher.target(0.0, vocab, temperature, LOGITS // height), Buffers(teacher.hidden, LOGITS)
-        rows = spans(teacher.hidden.shape[0], height)
+        rows = list(spans(teacher.hidden.shape[0], height)) or [slice(0)]
         best = [target.logprobs(span, buffers)[0].topk(min(k, vocab)) for span in rows]
-        if not best:
-            return cls(*(teacher.hidden.new_zeros(0, k, dtype=dtype) for dtype in (torch.int64, torch.float32)))
         return cls(torch.cat([tile.indices for tile in best]), torch.cat([tile.values for tile in best]))
 
     def target(self, beta: float, vocab: int, temperature: float | Tensor, columns: int) -> _FromTopK:
