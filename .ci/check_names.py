@@ -37,12 +37,9 @@ FOLDERS = ("rlstab", "examples", ".ci")
 #: Rooms and files of rlstab/ that are still to be converted.
 PENDING = (
     "adapters",
-    "bins.py",
-    "console.py",
-    "logs",
-    "look",
-    "record",
-    "safe_read.py",
+    "look/host_loss.py",
+    "look/page.py",
+    "look/recorded_loss.py",
 )
 
 

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from rlstab.config import load_run
 from rlstab.look.diagnosis import diagnose
+from rlstab.look.find import read_logs
 from rlstab.look.remedies import CAUSES
-from rlstab.look.run_log import read_logs
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
 REWARDS = "benchmarks/broken_rewards.py"

@@ -26,8 +26,8 @@ from typing import Any
 
 from rlstab.logs import log
 from rlstab.look.diagnosis import diagnose
+from rlstab.look.find import read_logs
 from rlstab.look.remedies import CAUSES
-from rlstab.look.run_log import read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"
 #: Head of the table of our runs.

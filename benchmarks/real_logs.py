@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.generated import END as END_OF_GENERATED
 from benchmarks.generated import PAGE
 from rlstab.look.diagnosis import diagnose
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import read_logs
 from tests.real_logs import SPLITS, RealLog, Row, real_logs, sources, write_rows
 
 VERDICTS = Path(__file__).parent / "results" / "rldoctor_real_logs.json"

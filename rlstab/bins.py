@@ -5,7 +5,6 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -116,9 +115,8 @@ def binned(record: Run, name: str) -> Curve:
     if name not in record.bins:  # asked for again and again
         rollouts, values = record.metrics.get(name, EMPTY)
         finite = np.isfinite(values)
-        joined = record.bin_width > 1
-        curve = (rollouts[finite], values[finite]) if joined else in_bins((rollouts, values), record.rollouts)
-        record.bins[name] = curve
+        curve = rollouts[finite], values[finite]
+        record.bins[name] = curve if record.bin_width > 1 else in_bins(curve, record.rollouts)
     return record.bins[name]
 
 
@@ -136,10 +134,8 @@ def last_tenth(record: Run, name: str) -> float | None:
 def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
     """The same of the bins of a curve; None if the last tenth has none."""
     ends, values = bins
-    inside = ends > rollouts - max(1, rollouts // 10)
-    if not inside.any():
-        return None
-    return float(np.average(values[inside], weights=bin_weights(bin_width, ends[inside])))
+    last = ends > rollouts - max(1, rollouts // 10)
+    return float(np.average(values[last], weights=bin_weights(bin_width, ends[last]))) if last.any() else None
 
 
 def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
@@ -161,25 +157,3 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     counts = np.concatenate((starts[1:], [len(bins)])) - starts
     summaries = np.maximum.reduceat(values, starts) if largest else np.add.reduceat(values, starts) / counts
     return ends.astype(np.int64), np.array(list(map(rounded, summaries.tolist())), dtype=np.float64)
-
-
-def noise(values: NDArray[np.float64]) -> float:
-    """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
-
-    Second differences of independent values vary by the square root of 1 + 4 + 1 more than each; 1.4826 makes a
-    deviation of the median of normal ones.
-    """
-    return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
-
-
-def slope(x: NDArray[np.float64], values: NDArray[np.float64], deviation: float) -> tuple[float, float]:
-    """The rise of a straight line through values, and its standard error.
-
-    Args:
-        x: where the values are; at least two differ.
-        values: of the same length.
-        deviation: standard deviation of one value.
-    """
-    centred = x - x.mean()
-    spread = float(centred @ centred)
-    return float(centred @ values) / spread, deviation / math.sqrt(spread)

@@ -43,10 +43,10 @@ def say(console: Console, text: str, style: str = "", *, copied: bool = False) -
 
 def command(*arguments: str) -> str:
     """A shell command that starts this program, in the way it was started, with other arguments."""
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py" and called.parent.name == "rlstab":
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py" and path.parent.name == "rlstab":
         program = ["python", "-m", "rlstab"]
-    elif called.name == "rlstab" and shutil.which("rlstab") is None:
+    elif path.name == "rlstab" and shutil.which("rlstab") is None:
         program = [sys.argv[0]]
     else:
         program = ["rlstab"]

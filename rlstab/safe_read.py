@@ -106,7 +106,7 @@ def _is_deep(data: Any) -> bool:
     level = [data]
     for _ in range(MOST_DEPTH):
         holders = (value for value in level if isinstance(value, dict | list))
-        level = [inside for value in holders for inside in (value.values() if isinstance(value, dict) else value)]
+        level = [item for value in holders for item in (value.values() if isinstance(value, dict) else value)]
     return bool(level)
 
 
@@ -177,8 +177,8 @@ def gaps(steps: Iterable[int], interval: int | None = None) -> str:
         if count < len(neighbours) / 2:
             return ""
     missing = [(before + interval, after - interval) for before, after in neighbours if after - before >= 2 * interval]
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in missing[:_GAPS]]
-    return ", ".join([*told, *["..."][: len(missing) - len(told)]])
+    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in missing[:_GAPS]]
+    return ", ".join([*ranges, *["..."][: len(missing) - len(ranges)]])
 
 
 def plain(data: Any) -> Any:

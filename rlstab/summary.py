@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlstab.logs.watch import Watch
+from rlstab.logs.log import Rows
 from rlstab.signs import SIGNS, Sign, signs
 
 #: The metrics that a summary names, the most important one first.
@@ -27,11 +27,11 @@ def judged(records: Sequence[Mapping[str, Any]]) -> list[Sign]:
     Args:
         records: lines of ``metrics.jsonl``.
     """
-    watch = Watch("rollout")
+    rows = Rows(unit="rollout")
     for record in records:
         if record["rollout"] > 0:
-            watch.add(record["rollout"], record)
-    return [sign for sign in signs(watch.rows.run()) if sign.fired is not None]
+            rows.log(record["rollout"], record)
+    return [sign for sign in signs(rows.run()) if sign.fired is not None]
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlstab.console import counted
-from rlstab.logs.metric_aliases import known, scores_in
+from rlstab.logs.metric_aliases import known, translated
 from rlstab.logs.trackers import Steps
 from rlstab.safe_read import as_number
 
@@ -88,7 +88,7 @@ def _records(text: str, step_of: Callable[[Mapping[str, str]], int | None]) -> I
     for match in _DICTIONARY.finditer(text):
         pairs = _ITEM.findall(match[0].replace("\n", ""))  # a terminal breaks long lines anywhere
         values = {name: _plain(quoted or bare) for name, quoted, bare in pairs}
-        if known(values) or scores_in(dict.fromkeys(values, 0.0)):
+        if known(values) or translated(dict.fromkeys(values, 0.0)).scores:
             stated = _STEP.search(text[max(0, match.start() - _BEFORE) : match.start()])
             step = step_of(values)
             yield _Record(match.start(), int(stated[1]) if step is None and stated else step, values)
@@ -130,12 +130,12 @@ def _number(records: Sequence[_Record], text: str, remarks: list[str]) -> None:
 def _counted(trained: Sequence[_Record], text: str, reached: Sequence[int], remarks: list[str]) -> list[int]:
     """Steps by the order of the records; a run that was resumed goes back to the epoch from which it continued."""
     if stated := _INTERVAL.search(text):
-        interval, why = int(stated[1]), "by logging_steps"
+        interval, source = int(stated[1]), "by logging_steps"
     elif reached:
-        interval, why = max(1, round(max(reached) / len(trained))), "by the progress bar"
+        interval, source = max(1, round(max(reached) / len(trained))), "by the progress bar"
     else:
-        interval, why = 1, "since logging_steps is unknown"
-    remarks.append(f"its lines have no step: each counts as {counted(interval, 'step')}, {why}")
+        interval, source = 1, "since logging_steps is unknown"
+    remarks.append(f"its lines have no step: each counts as {counted(interval, 'step')}, {source}")
     epochs = [as_number(record.values.get("epoch", "nan")) or 0.0 for record in trained]
     steps: list[int] = []
     for index, epoch in enumerate(epochs):

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,8 +26,8 @@ LOSSES: list[str] = _TABLE["losses"]
 SPENT: Mapping[str, tuple[str, ...]] = {
     "seconds": ("step_time", "timing_s/step", "perf/time_per_step"),
     "tokens": ("perf/total_num_tokens",),
+    "tokens so far": ("num_tokens", "progress/total_tokens"),
 }
-TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
 
 #: verl's largest and smallest reward of a step. If they are equal, no group has a gradient.
 EXTREMES = ("critic/score/max", "critic/score/min")
@@ -51,50 +51,58 @@ PART = re.compile(r"reward/(?!avg_|mean_|num_)([^/]+)|rewards/(.+)/mean|rewards/
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
 
 
-def _bare(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
-    """By name without the prefix of a tracker or a notebook's spaces, the name in the log and the value."""
-    return {_PREFIX.sub("", name.replace(" / ", "/")): (name, value) for name, value in row.items()}
+class Line(NamedTuple):
+    """One line of a log under rlstab's names.
+
+    Attributes:
+        metrics: by rlstab's name, the name in the log, and the value as rlstab would log it.
+        scores: held-out scores by their names in the log, of which a run may have several.
+        spent: cost by the units of :data:`SPENT`.
+    """
+
+    metrics: dict[str, tuple[str, float]]
+    scores: dict[str, float]
+    spent: dict[str, float]
 
 
-def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
-    """One row of a log under rlstab's names: for each the name in the log, and the value as rlstab would log it.
-
-    The held-out score is left out: see :func:`scores_in`.
+def translated(row: Mapping[str, float]) -> Line:
+    """One line of a log under rlstab's names.
 
     Args:
         row: values by the names of the log, including NaN and Inf.
     """
-    bare = _bare(row)
+    # without the prefix of a tracker or a notebook's spaces
+    bare = {_PREFIX.sub("", name.replace(" / ", "/")): (name, value) for name, value in row.items()}
     metrics: dict[str, tuple[str, float]] = {}
-    for ours, others in ALIASES.items():
-        name = next((name for name in (ours, *others) if name in bare), None)
-        if name is not None and ours != SCORE:
+    for metric, aliases in ALIASES.items():
+        name = next((name for name in (metric, *aliases) if name in bare), None)
+        if name is not None and metric != SCORE:
             logged, value = bare[name]
-            metrics[ours] = logged, 1.0 - value if name in COMPLEMENTS else value
-    for ours, parts in SUMS.items():
-        there = [part for part in parts if part in bare]
-        if ours not in metrics and there:
-            metrics[ours] = " + ".join(bare[part][0] for part in there), sum(bare[part][1] for part in there)
-    for ours, other in _TABLE["stand_ins"].items():
-        if ours not in metrics and other in bare:
-            metrics[ours] = bare[other]
+            metrics[metric] = logged, 1.0 - value if name in COMPLEMENTS else value
+    for metric, parts in SUMS.items():
+        terms = [bare[part] for part in parts if part in bare]
+        if metric not in metrics and terms:
+            metrics[metric] = " + ".join(name for name, _ in terms), sum(value for _, value in terms)
+    for metric, name in _TABLE["stand_ins"].items():
+        if metric not in metrics and name in bare:
+            metrics[metric] = bare[name]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
     for name in bare:
-        if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
-            metrics[ours] = bare[name]
+        if (part := PART.fullmatch(name)) and (metric := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
+            metrics[metric] = bare[name]
     metrics |= {name: bare[name] for name in _TABLE["alone"] if name in bare}
     computed = [metrics["gradient/norm"]] if "gradient/norm" in metrics else []
     computed += [bare[name] for name in LOSSES if name in bare]
     if computed and "optimizer_steps/refused" not in metrics:
         name, value = min(computed, key=lambda logged: math.isfinite(logged[1]))
         metrics["optimizer_steps/refused"] = name, float(not math.isfinite(value))
-    return metrics
-
-
-def scores_in(row: Mapping[str, float]) -> dict[str, float]:
-    """The held-out scores of a row by their names in the log, of which a run may have several."""
-    return {name: value for bare, (name, value) in _bare(row).items() if bare in _SCORES or HELD_OUT.fullmatch(bare)}
+    spent = {unit: [bare[name][1] for name in names if name in bare] for unit, names in SPENT.items()}
+    return Line(
+        metrics,
+        scores={logged: value for name, (logged, value) in bare.items() if name in _SCORES or HELD_OUT.fullmatch(name)},
+        spent={unit: values[0] for unit, values in spent.items() if values},
+    )
 
 
 def preference(score: str) -> tuple[int, str]:
@@ -113,12 +121,6 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
     return {}
 
 
-def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
-    """The first of some names that a row has, without a tracker's prefix."""
-    bare = _bare(row)
-    return next((bare[name][1] for name in names if name in bare), None)
-
-
 def known(names: Iterable[str]) -> bool:
     """Whether a log with these names has a known metric of the training."""
-    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - BESIDE)
+    return bool(translated(dict.fromkeys(names, 0.5)).metrics.keys() - BESIDE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -50,26 +49,26 @@ def read_text(path: Path, text: str) -> list[Run]:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return _table(path, text)
-    data, why = None, "has no log_history. Give a trainer_state.json that TRL's trainer has written."
+    data, reason_not = None, "has no log_history. Give a trainer_state.json that TRL's trainer has written."
     if text.lstrip().startswith(("{", "[")):
         try:
             data = parse_json(text)
         except ValueError as error:
-            why = f"is not JSON: {reason(error)}. Give that of a whole checkpoint."
+            reason_not = f"is not JSON: {reason(error)}. Give that of a whole checkpoint."
     if (history := _history(data)) is not None:
-        found = _trainer_state(path, history, as_step(data.get("max_steps")) if isinstance(data, dict) else None)
-        if not found:
+        runs = _trainer_state(path, history, as_step(data.get("max_steps")) if isinstance(data, dict) else None)
+        if not runs:
             raise ReportError(f"{path}: no record of its log_history has a known metric, such as reward or grad_norm.")
-        return found
+        return runs
     if isinstance(data, dict) and "cells" in data:  # a notebook
         data, text = None, "\n".join(_outputs(data))
-    found = _lines(path, text)
+    runs = _lines(path, text)
     is_text = "\0" not in text[:BINARY] and not read_object(text.lstrip().partition("\n")[0])  # nor JSON lines
-    if not found and data is None and is_text:
-        found = max(_console(path, text), _tables(path, text), key=_points)
-    if not found:
-        raise ReportError(f"{path}: {why if suffix == '.json' else NO_LINE}")
-    return found
+    if not runs and data is None and is_text:
+        runs = max(_console(path, text), _tables(path, text), key=_points)
+    if not runs:
+        raise ReportError(f"{path}: {reason_not if suffix == '.json' else NO_LINE}")
+    return runs
 
 
 def _points(runs: Sequence[Run]) -> int:
@@ -80,8 +79,9 @@ def _history(data: Any) -> list[Any] | None:
     """The records in a JSON file: of transformers, or the most in one list that have a step and a known metric."""
     if isinstance(data, dict) and "log_history" in data:
         return data["log_history"] if isinstance(data["log_history"], list) else None
-    lists = [inside for inside in _inside(data) if isinstance(inside, list)]
-    return max(lists, key=_recorded, default=None) if any(_recorded(inside) > 1 for inside in lists) else None
+    lists = [value for value in _inside(data) if isinstance(value, list)]
+    history = max(lists, key=_recorded, default=[])
+    return history if _recorded(history) > 1 else None
 
 
 def _recorded(records: list[Any]) -> int:
@@ -91,8 +91,8 @@ def _recorded(records: list[Any]) -> int:
 def _inside(data: Any) -> Iterator[Any]:
     """Every value in JSON."""
     yield data
-    for inside in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
-        yield from _inside(inside)
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _inside(value)
 
 
 def _outputs(notebook: Any) -> Iterator[str]:
@@ -112,16 +112,12 @@ def logged(
     unit: str = "step",
     planned: int | None = None,
 ) -> list[Run]:
-    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known.
-
-    Values that were not finite are NaN, which some writers put as JSON's null; texts that are not numbers are left out.
-    """
+    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known."""
     rows = Rows(unit=unit)
     for step, values in steps:
-        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
-        rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-    run = rows.run(str(path), writer, remarks, planned=planned, costs=True)
-    return [run] if any(map(known, rows.values())) else []
+        rows.log(step, values)
+    run = rows.run(str(path), writer, remarks, planned=planned, costs=True) if rows else None
+    return [run] if run and rows.trained else []
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:
@@ -150,9 +146,9 @@ def _lines(path: Path, text: str) -> list[Run]:
         if (step := step_of(data) if data else None) is None:
             damaged.append(number)
             continue
-        inside = data.get("data")
-        writers.add("verl" if isinstance(inside, dict) else "rlstab" if "rollout" in data else "JSON lines")
-        steps.append((step, inside if isinstance(inside, dict) else data))
+        values = data["data"] if isinstance(data.get("data"), dict) else data
+        writers.add("verl" if values is not data else "rlstab" if "rollout" in data else "JSON lines")
+        steps.append((step, values))
     writer = next((name for name in ("verl", "rlstab", "JSON lines") if name in writers), "")
     unit = "rollout" if writer == "rlstab" else "step"
     return logged(path, writer, steps, _left_out(damaged, "damaged line"), unit=unit)
@@ -212,17 +208,14 @@ def _table(path: Path, text: str) -> list[Run]:
         for run, row in values.items():
             runs.setdefault(run, []).append((step, row))
     left_out = _left_out(damaged, "row without a step")
-    found = [
-        log
-        for run, steps in runs.items()
-        for log in logged(f"{path}: {run}" if run else path, "wandb", steps, left_out)
-    ]
-    if not found:
+    named = ((f"{path}: {run}" if run else path, steps) for run, steps in runs.items())
+    logs = [log for name, steps in named for log in logged(name, "wandb", steps, left_out)]
+    if not logs:
         raise ReportError(
             f"{path}: it has no column with a known metric. Export metrics named as in TRL, verl or rlstab, such "
             f"as reward, entropy and grad_norm."
         )
-    return found
+    return logs
 
 
 def _tables(path: Path, text: str) -> list[Run]:
@@ -241,11 +234,11 @@ def _tables(path: Path, text: str) -> list[Run]:
                 tables.append([])
         if tables and row.count(between) == width:
             tables[-1].append(row)
-    found: list[Run] = []
+    runs: list[Run] = []
     for number, table in enumerate(tables, 1):
         with suppress(ReportError):
-            found += _table(Path(f"{path}: table {number}") if len(tables) > 1 else path, "\n".join(table))
-    return found
+            runs += _table(Path(f"{path}: table {number}") if len(tables) > 1 else path, "\n".join(table))
+    return runs
 
 
 def _column(head: str) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from typing import Any
 from rlstab.bins import Run
 from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir, leads_away
-from rlstab.logs import trackers
 from rlstab.logs.readers import STATE, logged, read_text, step_of
+from rlstab.logs.trackers import database_runs, tensorboard_rows, wandb_rows
 from rlstab.safe_read import read_bytes, text_of
 
 #: The readable formats, for errors.
@@ -29,9 +29,9 @@ def log_files(folder: Path) -> dict[str, list[Path]]:
     """By kind, the files of logs in the output folder of a trainer; kinds in the order of preference."""
 
     def below(name: str) -> list[Path]:
-        found = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
+        paths = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
         # sorted by the time in the name of wandb's folder, or of TensorBoard's file
-        ordered = sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
+        ordered = sorted(paths, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
         return list({path.resolve(): path for path in ordered}.values())  # wandb's latest-run is a link to another
 
     states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
@@ -45,27 +45,27 @@ def log_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def read_logs(path: Path) -> list[Run]:
-    """The runs in a file, or the run in the output folder of a trainer, of the first kind that can be read.
+    """The runs in a file, or in the output folder of a trainer, of the first kind that can be read.
 
     Raises:
         ReportError: the path does not exist, or no file there is a log with a known metric.
     """
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
-    remarks: list[str] = []
-    if not is_dir(path):
+    if is_dir(path):
+        files = log_files(path)
+    else:
         kinds = {".db": "database", ".wandb": "wandb"}
         kind = "TensorBoard" if ".tfevents." in path.name else kinds.get(path.suffix.lower())
         if kind is None:
             return read_text(path, text_at(path))
         files = {kind: [path]}
-    else:
-        files = log_files(path)
-    for kind, some in files.items():
-        if some and (runs := _READERS[kind](path, some, remarks)):
+    remarks: list[str] = []
+    for kind, paths in files.items():
+        if paths and (runs := _READERS[kind](path, paths, remarks)):
             return [replace(runs[0], remarks=(*runs[0].remarks, *remarks)), *runs[1:]]
-    why = f"{'; '.join(remarks)}." if remarks else f"Give {READABLE}."
-    raise ReportError(f"{path}: no log in it. {why}")
+    hint = f"{'; '.join(remarks)}." if remarks else f"Give {READABLE}."
+    raise ReportError(f"{path}: no log in it. {hint}")
 
 
 def text_at(path: Path) -> str:
@@ -88,18 +88,18 @@ def _number_of(checkpoint: str) -> int:
 
 def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest: bool = False) -> list[Run]:
     """The file with the longest history; of checkpoints only the newest readable one is used."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for path in files:
-        if newest and path.parent != folder and any(folder != Path(run.path).parent for run in found):
+        if newest and path.parent != folder and any(folder != Path(run.path).parent for run in runs):
             break
         if leads_away(path) or (path.parent != folder and leads_away(path.parent)):
             remarks.append(f"left out {path}: a link that leads out of the folder")
             continue
         try:
-            found += read_text(path, text_at(path))
+            runs += read_text(path, text_at(path))
         except ReportError as error:
             remarks.append(f"left out {str(error).rpartition('. ')[0]}")
-    return [max(found, key=lambda run: run.rollouts)] if found else []
+    return [max(runs, key=lambda run: run.rollouts)] if runs else []
 
 
 def _tracked(
@@ -110,23 +110,29 @@ def _tracked(
     writer: str,
     read: Callable[[Path, list[str]], Iterator[Mapping[str, Any]]],
 ) -> list[Run]:
-    """The run that a tracker kept in one file for each start."""
+    """The runs that a tracker kept in a file for each start, the newest first; wandb names a file by the run's id."""
+    starts: dict[str, list[Path]] = {}
+    for file in reversed(files):
+        starts.setdefault(file.name if file.suffix == ".wandb" else "", []).insert(0, file)
 
-    def steps() -> Iterator[tuple[int, Mapping[str, Any]]]:
-        for file in files:
+    def steps(paths: Sequence[Path]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for file in paths:
             try:
                 yield from ((step, row) for row in read(file, remarks) if (step := step_of(row)) is not None)
             except OSError as error:
                 remarks.append(f"left out {file}: {reason(error)}")
 
-    return logged(path, writer, steps())
+    names = [path if len(starts) == 1 else paths[-1].parent for paths in starts.values()]
+    return [
+        run for name, paths in zip(names, starts.values(), strict=True) for run in logged(name, writer, steps(paths))
+    ]
 
 
 def _database(path: Path, files: Sequence[Path], remarks: list[str]) -> list[Run]:
     """The runs of Trackio or MLflow that have a known metric."""
     (file,) = files
     try:
-        writer, runs = trackers.database_runs(file)
+        writer, runs = database_runs(file)
     except (OSError, TypeError, ValueError) as error:
         remarks.append(f"left out {file}: cannot be read: {reason(error)}")
         return []
@@ -138,6 +144,6 @@ _READERS: Mapping[str, Callable[[Path, Sequence[Path], list[str]], list[Run]]] =
     "TRL": partial(_longest, newest=True),
     "database": _database,
     "verl": _longest,
-    "wandb": partial(_tracked, writer="wandb", read=trackers.wandb_rows),
-    "TensorBoard": partial(_tracked, writer="TensorBoard", read=trackers.tensorboard_rows),
+    "wandb": partial(_tracked, writer="wandb", read=wandb_rows),
+    "TensorBoard": partial(_tracked, writer="TensorBoard", read=tensorboard_rows),
 }

@@ -50,7 +50,7 @@ def wandb_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
 
 def _frames(data: bytes) -> Iterator[bytes]:
     """The records of LevelDB's log format: blocks of 32 KiB, in them heads of checksum, length and kind."""
-    position, whole = _HEAD, b""
+    position, record = _HEAD, b""
     while data.startswith(_WANDB) and position + _HEAD <= len(data):
         left = _BLOCK - position % _BLOCK
         if left < _HEAD:  # the rest of a block is padding
@@ -60,10 +60,10 @@ def _frames(data: bytes) -> Iterator[bytes]:
         position += _HEAD + length
         if kind == 0 or position > len(data):
             return
-        whole += data[position - length : position]
+        record += data[position - length : position]
         if kind in (1, 4):  # a whole record, or the last part of one
-            yield whole
-            whole = b""
+            yield record
+            record = b""
 
 
 def tensorboard_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
@@ -114,16 +114,16 @@ def _runs_of(path: Path, mode: str = "ro") -> tuple[str, list[tuple[str, Steps]]
         columns = {row[1] for row in database.execute("pragma table_info(metrics)")}
         if {"run_name", "step", "metrics"} <= columns:
             run_id = "run_id" if "run_id" in columns else "run_name"  # since 0.20
-            asked = f"select {run_id}, run_name, step, metrics from metrics order by step, rowid"
-            for run, name, step, text in database.execute(asked):
+            query = f"select {run_id}, run_name, step, metrics from metrics order by step, rowid"
+            for run, name, step, text in database.execute(query):
                 values = parse_json(text)
                 if isinstance(values, dict):
                     runs.setdefault(str(run), (str(name), []))[1].append((int(step), values))
             return "Trackio", list(runs.values())
         if {"run_uuid", "step", "key", "value", "is_nan"} <= columns:
             names = dict(database.execute("select run_uuid, name from runs").fetchall())
-            asked = "select run_uuid, step, key, value, is_nan from metrics order by step, timestamp"
-            for run, step, key, value, missing in database.execute(asked):
+            query = "select run_uuid, step, key, value, is_nan from metrics order by step, timestamp"
+            for run, step, key, value, missing in database.execute(query):
                 steps = runs.setdefault(str(run), (str(names.get(run) or run), []))[1]
                 steps.append((int(step), {str(key): None if missing else value}))
             return "MLflow", list(runs.values())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from rlstab.bins import Run
 from rlstab.errors import ConfigError, did_you_mean
 from rlstab.logs.log import Rows
-from rlstab.safe_read import as_number
 from rlstab.signs import SIGNS, Sign, signs
 
 
@@ -40,17 +39,12 @@ class Watch:
         Returns:
             signs that are new.
         """
-        self.add(step, values)
-        return self.new(signs(self.rows.run()))
+        self.rows.log(step, values)
+        return self.new(self.rows.run())
 
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add a line of the log, without looking for signs."""
-        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
-        self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-
-    def new(self, every: Sequence[Sign]) -> list[Sign]:
-        """The signs of the log so far that no earlier line had; each is reported once, as it was then."""
-        new = [sign for sign in every if sign.fired and sign.name not in self.seen]
+    def new(self, run: Run) -> list[Sign]:
+        """The signs of a run so far that it had not before; each is reported once, as it was then."""
+        new = [sign for sign in signs(run) if sign.fired and sign.name not in self.seen]
         self.seen |= {sign.name: sign for sign in new}
         return new
 

@@ -91,30 +91,66 @@ class Top:
     weight: list[float | None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Alternative:
-    """What one change of the objective would have done to the gradient.
+    """What one change of the objective would have done to the gradient of some steps.
 
     Attributes:
+        objective: after the change.
         name: of the method, correction or preset.
         acts_on: a key of :data:`ACTS_ON`, ``preset`` or ``run``.
         joins: ``added``, or ``in place of`` what it excludes.
-        turn: mean angle to the gradient of the run, degrees.
-        length: median length of the gradient, where that of the run is 1.
-        actions: by action of :data:`rlstab.record.ACTIONS`, the share of the tokens.
-        top: see :class:`Top`.
-        entropy: what a step of plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
-            rate, exact to first order; None without a model.
+        keys: of the methods that were added.
+        state: after the steps so far.
+        turns: by step, the angle to the gradient of the run, degrees.
+        lengths: by step, the length of the gradient, where that of the run is 1.
+        entropies: by step, what plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
+            rate, exact to first order; only with a model.
+        steps: their number.
+        shares: by action of :data:`rlstab.record.ACTIONS`, the sum over the steps of the share of the tokens.
+        total: sum of the gradient over all tokens.
+        tops: responses with the largest gradients, whose shares are not yet divided by the total.
     """
 
+    objective: TokenObjective
     name: str
     acts_on: str
     joins: str
-    turn: float
-    length: float
-    actions: Mapping[str, float]
-    top: Sequence[Top]
-    entropy: float | None
+    keys: frozenset[str] = frozenset()
+    state: State = field(default_factory=dict)
+    turns: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    steps: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    total: float = 0.0
+    tops: list[Top] = field(default_factory=list)
+
+    @property
+    def turn(self) -> float:
+        """Mean angle to the gradient of the run, degrees."""
+        return fmean(self.turns) if self.turns else 0.0
+
+    @property
+    def length(self) -> float:
+        """Median length of the gradient, where that of the run is 1."""
+        return median(self.lengths) if self.lengths else 1.0
+
+    @property
+    def entropy(self) -> float | None:
+        """The mean of :attr:`entropies`; None without a model."""
+        return fmean(self.entropies) if self.entropies else None
+
+    @property
+    def actions(self) -> Mapping[str, float]:
+        """By action, the mean share of the tokens."""
+        return {action: share / self.steps for action, share in self.shares.items() if share}
+
+    @property
+    def top(self) -> Sequence[Top]:
+        """The :data:`RESPONSES` responses with the largest shares of the gradient."""
+        total = self.total or 1.0
+        return [replace(x, share=x.share / total, tokens=[value / total for value in x.tokens]) for x in self.tops]
 
     @property
     def acts(self) -> bool:
@@ -145,35 +181,6 @@ class Alternatives:
     members: Sequence[str]
 
 
-@dataclass
-class _Tried:
-    """An objective over the steps so far; ``keys`` are those of the methods that were added to it."""
-
-    objective: TokenObjective
-    name: str
-    acts_on: str
-    joins: str
-    keys: frozenset[str] = frozenset()
-    state: State = field(default_factory=dict)
-    turns: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
-    actions: dict[str, float] = field(default_factory=dict)
-    steps: int = 0
-    total: float = 0.0
-    tops: list[Top] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-
-    def alternative(self) -> Alternative:
-        """The means over the steps."""
-        total = self.total or 1.0
-        largest = sorted(self.tops, key=lambda top: -top.share)[:RESPONSES]
-        top = [replace(of, share=of.share / total, tokens=[value / total for value in of.tokens]) for of in largest]
-        turn, length = (fmean(self.turns), median(self.lengths)) if self.turns else (0.0, 1.0)
-        actions = {action: share / self.steps for action, share in self.actions.items() if share}
-        entropy = fmean(self.entropies) if self.entropies else None
-        return Alternative(self.name, self.acts_on, self.joins, turn, length, actions, top, entropy)
-
-
 def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] | None = None) -> Alternatives:
     """Try every method and preset on the tokens of a dump.
 
@@ -181,37 +188,35 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         steps: usable ones, in their order.
         asked: objectives by name instead of all; each is added like a method.
     """
-    own, chosen = own_objective(steps), list(_spaced(steps))
+    run, indices = own_objective(steps), list(_spaced(steps))
     left_out: dict[str, str] = {}
     with no_fit_warnings():
-        run = _Tried(compose(*own.members), "this run\u2019s objective", "run", "")
-        longest = max((int(steps[index].tensors["lengths"].max()) for index in chosen), default=1)
-        changes = (
-            _every(own, longest) if asked is None else {name: (_acts_on(made), made) for name, made in asked.items()}
-        )
-        tried = list(_joined(own, changes, left_out))
+        current = Alternative(compose(*run.members), "this run\u2019s objective", "run", "")
+        longest = max((int(steps[index].tensors["lengths"].max()) for index in indices), default=1)
+        methods = {name: (_acts_on(method), method) for name, method in (asked or {}).items()}
+        alternatives = list(_joined(run, _every(run, longest) if asked is None else methods, left_out))
         if asked is None:
-            tried += [_Tried(recipe.objective, name, "preset", "") for name, recipe in PRESETS.items()]
-    for index in chosen:
+            alternatives += [Alternative(recipe.objective, name, "preset", "") for name, recipe in PRESETS.items()]
+    for index in indices:
         step = steps[index]
-        pulled = _pulled(run, step, index)
-        for other in tried:
-            if other.name not in left_out:
+        pulled = _pulled(current, step, index)
+        for alternative in alternatives:
+            if alternative.name not in left_out:
                 try:
-                    _compare(other, pulled, _pulled(other, step, index))
+                    _compare(alternative, pulled, _pulled(alternative, step, index))
                 except RlstabError as error:
-                    left_out[other.name] = why(error, other.objective, step)
-    found = [other.alternative() for other in tried if other.name not in left_out]
+                    left_out[alternative.name] = why(error, alternative.objective, step)
+    tried = [alternative for alternative in alternatives if alternative.name not in left_out]
     order = list(ACTS_ON)
-    rows = [row for row in found if row.acts_on in ACTS_ON]
+    rows = [row for row in tried if row.acts_on in ACTS_ON]
     return Alternatives(
-        own=run.alternative(),
+        own=current,
         rows=sorted(rows, key=lambda row: (order.index(row.acts_on), -row.turn, -abs(row.length - 1))),
-        presets=sorted((row for row in found if row.acts_on == "preset"), key=lambda row: row.turn),
+        presets=sorted((row for row in tried if row.acts_on == "preset"), key=lambda row: row.turn),
         left_out=left_out,
-        numbers=[steps[index].number for index in chosen],
-        told=own.told,
-        members=[repr(member) for member in own.members],
+        numbers=[steps[index].number for index in indices],
+        told=run.told,
+        members=[repr(member) for member in run.members],
     )
 
 
@@ -230,14 +235,15 @@ def own_objective(steps: Sequence[Step]) -> Objective:
 
     An unknown loss becomes a clip at 0.2 and a mean over tokens; ``told`` says so.
     """
-    loss = next((known for step in steps if (known := loss_of(step)) is not None and known.objective is not None), None)
+    losses = filter(None, map(loss_of, steps))
+    loss = next((loss for loss in losses if loss.objective is not None), None)
     with no_fit_warnings():
         if loss is not None and loss.objective is not None:
             recorded = [f"What {name} did, whose code is not loaded, is as the dump has it." for name in loss.unloaded]
             return Objective(loss.objective.members, " ".join([*loss.nearly, *recorded]))
         correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
-        told = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
-        return Objective(compose(*load_objective(["clip_higher", "token_mean"]).members, *correction).members, told)
+        remark = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
+        return Objective(compose(*load_objective(["clip_higher", "token_mean"]).members, *correction).members, remark)
 
 
 def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
@@ -268,8 +274,8 @@ def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective 
         changes[name] = "correction", load_objective([{"name": "importance_correction", **settings}])
     if any(_acts_on(member) == "correction" for member in own.members):
         changes["no correction"] = "correction", None
-    every = every_method(longest).items()
-    return changes | {name: (_acts_on(method), method) for name, method in every if name != "importance_correction"}
+    methods = every_method(longest).items()
+    return changes | {name: (_acts_on(method), method) for name, method in methods if name != "importance_correction"}
 
 
 def every_method(length: int) -> dict[str, Composition]:
@@ -292,31 +298,30 @@ def _acts_on(method: TokenObjective) -> str:
 
 
 def _joined(
-    own: Objective, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
-) -> Iterator[_Tried]:
+    run: Objective, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
+) -> Iterator[Alternative]:
     """The objective with each change: added, or in place of the fewest members that it cannot be combined with."""
     for name, (acts_on, method) in changes.items():
         added = () if method is None else method.members if isinstance(method, Composition) else (method,)
-        if beyond := sorted(set().union(*(member.live_needs for member in added)) - {"logprobs"}):
-            left_out[name] = f"its gradient runs through the live {listed(beyond)}, and a dump has that of log-probs"
+        if absent := sorted(set().union(*(member.live_needs for member in added)) - {"logprobs"}):
+            left_out[name] = f"its gradient runs through the live {listed(absent)}, and a dump has that of log-probs"
             continue
-        same = {member.name for member in added}
+        names = {member.name for member in added}
         replaced = [
             member
-            for member in own.members
-            if member.name in same or (acts_on == "correction" and _acts_on(member) == "correction")
+            for member in run.members
+            if member.name in names or (acts_on == "correction" and _acts_on(member) == "correction")
         ]
-        rest, refusal = [member for member in own.members if member not in replaced], ""
+        rest, refusal = [member for member in run.members if member not in replaced], ""
         for gone in itertools.chain(*(itertools.combinations(rest, size) for size in range(len(rest) + 1))):
             try:
-                whole = compose(*(member for member in rest if member not in gone), *added)
+                objective = compose(*(member for member in rest if member not in gone), *added)
             except Conflict as conflict:
                 refusal = refusal or str(conflict).splitlines()[0]
                 continue
-            out = [*replaced, *gone]
-            called = ["the correction" if _acts_on(member) == "correction" else member.name for member in out]
-            keys = frozenset(key for key, member in whole.keyed.items() if any(member is one for one in added))
-            yield _Tried(whole, name, acts_on, f"in place of {listed(called)}" if out else "added", keys)
+            out = ["the correction" if _acts_on(x) == "correction" else x.name for x in (*replaced, *gone)]
+            keys = frozenset(key for key, member in objective.keyed.items() if any(member is x for x in added))
+            yield Alternative(objective, name, acts_on, f"in place of {listed(out)}" if out else "added", keys)
             break
         else:
             left_out[name] = refusal
@@ -348,72 +353,70 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tup
 
 def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
     """Why an objective could not be tried."""
-    there = step.batch.extra
-    absent = sorted(name for name in objective.needs if name not in there and getattr(step.batch, name, None) is None)
+    batch = step.batch
+    absent = sorted(name for name in objective.needs - batch.extra.keys() if getattr(batch, name, None) is None)
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 
 
-def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
+def _pulled(alternative: Alternative, step: Step, index: int) -> Tensor:
     """``(n,)`` the gradient of an objective in the logits of a step; its largest responses are kept."""
     batch, loss_of_run = step.batch, step.header.loss
     recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
-    state = {**tried.objective.init_state(), **tried.state}
+    state = {**alternative.objective.init_state(), **alternative.state}
     state |= {key: value for key, value in recorded.items() if key in state}
-    coefficients, seen, tried.state = effect_of(step, tried.objective, state)
-    tried.steps += 1
-    for key in tried.keys:
-        for action, where in seen.methods[key].actions.items():
-            tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
+    coefficients, traced, alternative.state = effect_of(step, alternative.objective, state)
+    alternative.steps += 1
+    for key in alternative.keys:
+        for action, mask in traced.methods[key].actions.items():
+            alternative.shares[action] = alternative.shares.get(action, 0.0) + float(mask.double().mean())
     if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
-        tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
-    if tried.acts_on != "preset":
-        _keep_largest(tried, step, pulls(step, coefficients), index, seen)
+        alternative.entropies.append(float(coefficients @ slopes[step.mask].double()))
+    if alternative.acts_on != "preset":
+        _keep_largest(alternative, step, pulls(step, coefficients), index, traced)
     if batch.sum_p_sq is None:
         return pulls(step, coefficients)
     distance = 1 - 2 * batch.logprobs.double().exp() + batch.sum_p_sq.double()
     return coefficients * distance.clamp(min=0).sqrt()
 
 
-def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: Trace) -> None:
+def _keep_largest(alternative: Alternative, step: Step, pulled: Tensor, index: int, traced: Trace) -> None:
     """The responses with the largest share of the gradient, in this step and earlier ones."""
     sums = summed(pulled.abs(), step.row[step.mask], len(step.tensors["lengths"]))
-    tried.total += float(sums.sum())
-    whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
-    least = tried.tops[-1].share if len(tried.tops) == RESPONSES else -1.0
+    alternative.total += float(sums.sum())
+    least = alternative.tops[-1].share if len(alternative.tops) == RESPONSES else -1.0
     for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
         # the run is read where it has no gradient, too
-        if sums[response] > least and (sums[response] > 0 or tried.acts_on == "run"):
-            where = step.row == response
-            told = _told(step, where, seen)
-            tried.tops.append(Top(index, response, float(sums[response]), whole[where].tolist(), *told))
-    tried.tops = sorted(tried.tops, key=lambda top: -top.share)[:RESPONSES]
+        if sums[response] > least and (sums[response] > 0 or alternative.acts_on == "run"):
+            alternative.tops.append(Top(index, response, float(sums[response]), *_told(step, response, pulled, traced)))
+    alternative.tops = sorted(alternative.tops, key=lambda top: -top.share)[:RESPONSES]
 
 
 def _told(
-    step: Step, where: Tensor, seen: Trace
-) -> tuple[dict[str, list[int]], list[float | None], list[float | None]]:
-    """What methods did to the tokens of a response, and the ratio and the weight of each token."""
+    step: Step, response: int, pulled: Tensor, traced: Trace
+) -> tuple[list[float], dict[str, list[int]], list[float | None], list[float | None]]:
+    """Of a response: the gradient, what methods did, the ratio and the weight, by token."""
 
     def of_response(values: Tensor, absent: float) -> Tensor:
-        whole = torch.full((len(step.mask),), absent, dtype=values.dtype)
-        return whole.masked_scatter(step.mask, values)[where]
+        tokens = torch.full((len(step.mask),), absent, dtype=values.dtype)
+        return tokens.masked_scatter(step.mask, values)[step.row == response]
 
-    did = {
-        f"{method.name}: {action}": of_response(taken, False).nonzero().flatten().tolist()
-        for method in seen.methods.values()
-        for action, taken in method.actions.items()
+    affected = {
+        f"{method.name}: {action}": tokens
+        for method in traced.methods.values()
+        for action, mask in method.actions.items()
+        if (tokens := of_response(mask, False).nonzero().flatten().tolist())
     }
     ratio, weight = (
         [value if math.isfinite(value) else None for value in of_response(values, math.nan).tolist()]
-        for values in (seen.ratio, seen.weight)
+        for values in (traced.ratio, traced.weight)
     )
-    return {name: tokens for name, tokens in did.items() if tokens}, ratio, weight
+    return of_response(pulled, 0.0).tolist(), affected, ratio, weight
 
 
-def _compare(tried: _Tried, run: Tensor, other: Tensor) -> None:
+def _compare(alternative: Alternative, run: Tensor, other: Tensor) -> None:
     lengths = float(run.norm()), float(other.norm())
     if not lengths[0]:
         return
     cosine = float(run @ other) / (lengths[0] * lengths[1]) if lengths[1] else 0.0
-    tried.turns.append(math.degrees(math.acos(min(1.0, max(-1.0, cosine)))))
-    tried.lengths.append(lengths[1] / lengths[0])
+    alternative.turns.append(math.degrees(math.acos(min(1.0, max(-1.0, cosine)))))
+    alternative.lengths.append(lengths[1] / lengths[0])

@@ -69,13 +69,13 @@ def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     """
     fired = [sign for sign in signs if sign.fired]
     harms = sorted((sign for sign in fired if sign.harm), key=_step)
-    together = max(TOGETHER, interval)
     if not harms:
         return None
+    simultaneous = max(TOGETHER, interval)
     # what comes after the harm did not do it, nor what was there all along
-    latest = _step(harms[0]) + together
+    latest = _step(harms[0]) + simultaneous
     before = [sign for sign in fired if sign.harm or (_step(sign) <= latest and not sign.from_start)]
-    sign = leading(before, together) or harms[0]
+    sign = leading(before, simultaneous) or harms[0]
     return First(CAUSES[sign.name], sign, harms[0])
 
 
@@ -91,8 +91,8 @@ def leading(signs: Sequence[Sign], together: int = TOGETHER) -> Sign | None:
     if not candidates:
         return None
     earliest = min(map(_step, candidates))
-    among = [sign for sign in candidates if _step(sign) <= earliest + together]
-    return min(among, key=lambda sign: (_gravity(sign), list(CAUSES).index(sign.name)))
+    simultaneous = [sign for sign in candidates if _step(sign) <= earliest + together]
+    return min(simultaneous, key=lambda sign: (_gravity(sign), list(CAUSES).index(sign.name)))
 
 
 def _gravity(sign: Sign) -> int:
@@ -101,15 +101,16 @@ def _gravity(sign: Sign) -> int:
 
 def _follows(sign: Sign, signs: Mapping[str, Sign], together: int) -> bool:
     """Whether another sign of the run explains this one."""
-    if sign.name == "truncation" and "reward_fall" in signs and sign.share is not None:
-        fall = signs["reward_fall"]
-        left = 1.0 if fall.share is None else fall.share
+
+    def is_earlier(name: str) -> bool:
+        return name in signs and _step(signs[name]) <= _step(sign) + together
+
+    if sign.name == "truncation" and sign.share is not None and is_earlier("reward_fall"):
         # a policy that an update broke loses both its ends and its reward
-        return left < EXPLAINED * sign.share and _step(fall) <= _step(sign) + together
-    if signs.keys() & set(LESS.get(sign.name, ())):
-        return True
-    before = [signs[name] for name in FOLLOWS.get(sign.name, ()) if name in signs]
-    return any(_step(other) <= _step(sign) + together for other in before)
+        reward_share = signs["reward_fall"].share
+        return (1.0 if reward_share is None else reward_share) < EXPLAINED * sign.share
+    explained = any(name in signs for name in LESS.get(sign.name, ()))
+    return explained or any(map(is_earlier, FOLLOWS.get(sign.name, ())))
 
 
 def _step(sign: Sign) -> int:
@@ -167,13 +168,14 @@ class Diagnosis:
     def settings(self) -> Iterator[str]:
         """The settings to look at, with the values of the run: for the trainer that wrote the log, or for all."""
         by_host = self.remedy.settings if self.remedy else {}
-        mine = by_host.get(self.log.writer)
-        for host, names in {"": mine}.items() if mine else by_host.items():
+        if names := by_host.get(self.log.writer):
+            by_host = {"": names}
+        for host, names in by_host.items():
             for name in names:
                 value = setting_of(self.log.config, name)
                 shown = setting(value) if isinstance(value, float) else value
-                here = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
-                yield f"{f'{host}: ' * bool(host)}{name}{here}"
+                current = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
+                yield f"{f'{host}: ' * bool(host)}{name}{current}"
 
     def verdict(self) -> str:
         """One sentence: what hurt the run, and when; or that nothing did."""
@@ -219,18 +221,19 @@ class Diagnosis:
 
 def diagnose(log: Run) -> Diagnosis:
     """Diagnose a run."""
-    every, curves, interval = signs(log), Curves(log), _interval(log)
-    first = first_of(every, interval)
-    rest = [sign for sign in every if sign.fired and not (first and sign is first.sign)]
+    curves, judgements = Curves(log), signs(log)
+    outcome, solved, interval = reward_in_words(curves), is_solved(curves), _interval(log)
+    first = first_of(judgements, interval)
+    rest = [sign for sign in judgements if sign.fired and not (first and sign is first.sign)]
     lead = None if first else leading(rest, max(TOGETHER, interval))
     return Diagnosis(
         log=log,
         first=first,
         observations=tuple(sorted(rest, key=lambda sign: (sign is not lead, _step(sign)))),
-        solved=first is None and is_solved(curves),
-        outcome=reward_in_words(curves),
-        looked_at=tuple(sign for sign in every if sign.fired is False),
-        unseen=tuple(sign for sign in every if sign.fired is None),
+        solved=first is None and solved,
+        outcome=outcome,
+        looked_at=tuple(sign for sign in judgements if sign.fired is False),
+        unseen=tuple(sign for sign in judgements if sign.fired is None),
     )
 
 
@@ -238,10 +241,10 @@ def _idle(log: Run) -> tuple[int, int]:
     """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
     idle: set[int] = set()
     lines: set[int] = set()
-    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
+    for name, no_gradient in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
         steps, values = log.metrics.get(name, EMPTY)
         lines |= set(steps.tolist())
-        idle |= set(steps[values == nothing].tolist())
+        idle |= set(steps[values == no_gradient].tolist())
     return len(idle), len(lines)
 
 
@@ -252,6 +255,6 @@ def _interval(log: Run) -> int:
 
 
 def _wanted() -> str:
-    wanted = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
-    others = [next(iter(ALIASES[name]), name) for name in wanted if name in ALIASES]
-    return f"Log some of {', '.join(wanted)}, in TRL and verl {', '.join(others)} and the like."
+    metrics = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
+    aliases = [next(iter(ALIASES[name]), name) for name in metrics if name in ALIASES]
+    return f"Log some of {', '.join(metrics)}, in TRL and verl {', '.join(aliases)} and the like."

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlstab.bins import Run
 from rlstab.console import capital, counted
 from rlstab.look.diagnosis import Diagnosis
-from rlstab.look.find import Found
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternatives
     from rlstab.look.gradient import Gradient
     from rlstab.look.host_loss import LossVerdict
     from rlstab.look.sampler import Sampler
-    from rlstab.record import Step
+    from rlstab.record import Dump, Step
     from rlstab.record.token_texts import Decode
 
 #: What a run has lost, by the sign that says so.
@@ -36,27 +37,38 @@ SOLVED = "Keep the best checkpoint, and stop or go on with harder prompts: group
 
 @dataclass
 class Look:
-    """The findings about one run.
+    """One run: what was found of it, and what that says.
 
     Attributes:
-        found: its log and dump.
+        path: where it was found.
+        log: its curves; None if it has no log, and a dump gives none.
+        dump: its recorded optimizer steps; None if there are none.
+        dump_path: folder or file of the dump.
+        notes: what is missing and how to get it, and what could not be read.
         diagnosis: of the log; None if no log can be judged.
-        steps: that can be used, of the dump.
+        steps: those of the dump that can be used.
         loss: whether the loss was what it said; None without a dump.
-        shares: by step, ``(n,)`` signed shares of the gradient.
         gradient, sampler, methods: None if unknown.
         decode: turns ids into text.
     """
 
-    found: Found
-    diagnosis: Diagnosis | None
+    path: Path
+    log: Run | None
+    dump: Dump | None = None
+    dump_path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
     steps: Sequence[Step] = ()
     loss: LossVerdict | None = None
     gradient: Gradient | None = None
     sampler: Sampler | None = None
     methods: Alternatives | None = None
     decode: Decode | None = None
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Its name for the reader."""
+        return self.log.title if self.log else str(self.path)
 
     @property
     def head(self) -> str:
@@ -83,8 +95,8 @@ class Look:
         if run is None:
             return ""
         signs = counted(len(run.fired) + len(run.looked_at), "sign")
-        few = any("needed" in sign.text for sign in run.unseen)
-        reason = "metrics not logged, or too few lines" if few else "metrics not logged"
+        short = any("needed" in sign.text for sign in run.unseen)
+        reason = "metrics not logged, or too few lines" if short else "metrics not logged"
         unseen = f"; {len(run.unseen)} not checked ({reason})" if run.unseen else ""
         return f"{signs} checked, {len(run.fired) or 'none'} found{unseen}."
 
@@ -108,32 +120,27 @@ class Look:
 
     def as_json(self) -> dict[str, Any]:
         """The record for machines: that of the diagnosis, and what the dump says."""
-        told: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
-        told |= {"run": self.found.title, "cause": told.get("cause"), "step": told.get("step"), "notes": self.notes}
-        told["signs"] = told.get("signs", [])
+        record: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
+        record |= {"run": self.title, "cause": record.get("cause"), "step": record.get("step"), "notes": self.notes}
+        record["signs"] = record.get("signs", [])
         if self.loss is not None:
-            told["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
-        if self.sampler is not None:
-            told["sampler"] = {
-                "gap": self.sampler.gap,
-                "engine_gap": self.sampler.engine,
-                "mean_weight": self.sampler.mean_weight,
+            record["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
+        if (sampler := self.sampler) is not None:
+            record["sampler"] = {
+                "gap": sampler.gap,
+                "engine_gap": sampler.engine,
+                "mean_weight": sampler.mean_weight,
                 "lags": [
-                    {
-                        "updates": lag.updates,
-                        "gap": lag.gap,
-                        "tokens": lag.tokens,
-                        "staleness": self.sampler.staleness(lag),
-                    }
-                    for lag in self.sampler.lags
+                    {"updates": lag.updates, "gap": lag.gap, "tokens": lag.tokens, "staleness": sampler.staleness(lag)}
+                    for lag in sampler.lags
                 ],
-                "corrections": self.sampler.corrections,
-                "lengths": list(self.sampler.lengths),
+                "corrections": sampler.corrections,
+                "lengths": list(sampler.lengths),
             }
         if self.methods is not None:
-            told["turns"] = [
+            record["turns"] = [
                 {"name": row.name, "joins": row.joins, "turn": row.turn, "length": row.length, **row.actions}
                 for row in self.methods.rows
             ]
-            told["left_out"] = dict(self.methods.left_out)
-        return told
+            record["left_out"] = dict(self.methods.left_out)
+        return record

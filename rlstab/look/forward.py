@@ -39,28 +39,28 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     vocabulary: int = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**32)
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
-        why = ""
+        reason = ""
         if not all(map(len, step.prompts)):
-            why = "the dump has no prompts, so the model cannot be run over it."
+            reason = "the dump has no prompts, so the model cannot be run over it."
         elif int(max(ids.max() for ids in (*step.prompts, step.tensors["ids"]))) >= vocabulary:
-            why = f"it has token ids beyond the vocabulary of {model}, {vocabulary:,} tokens."
-        if why:
-            notes.append(f"step {step.number}: {why}")
+            reason = f"it has token ids beyond the vocabulary of {model}, {vocabulary:,} tokens."
+        if reason:
+            notes.append(f"step {step.number}: {reason}")
             steps.append(step)
             continue
         sequences = sequences_of(policy, step)
         added = _evidence(policy, step, sequences)
         added["entropy_slopes"] = entropy_slopes(policy, step, sequences)
-        known = step.tensors["logprobs"]
-        there = step.mask & known.isfinite()
-        apart = float((added["logprobs"] - known)[there].abs().mean()) if bool(there.any()) else 0.0
-        if apart > OTHER:
+        recorded = step.tensors["logprobs"]
+        mask = step.mask & recorded.isfinite()
+        difference = float((added["logprobs"] - recorded)[mask].abs().mean()) if bool(mask.any()) else 0.0
+        if difference > OTHER:
             notes.append(
-                f"step {step.number}: log-probs of {model} are {apart:.3g} nats from those of the dump on average. "
-                f"The step began with other weights, or its log-probs were taken at another temperature."
+                f"step {step.number}: log-probs of {model} are {difference:.3g} nats from those of the dump on "
+                f"average. The step began with other weights, or its log-probs were taken at another temperature."
             )
-        kept = torch.where(known.isfinite(), known, added["logprobs"])
-        steps.append(replace(step, tensors={**added, **step.tensors, "logprobs": kept}))
+        logprobs = torch.where(recorded.isfinite(), recorded, added["logprobs"])
+        steps.append(replace(step, tensors={**added, **step.tensors, "logprobs": logprobs}))
     return Dump(steps, notes)
 
 
@@ -105,7 +105,7 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
     def gradients(of: Tensor, passed: Tensor | None = None) -> tuple[Tensor, ...]:
         return torch.autograd.grad(of, weights, passed, create_graph=passed is not None, materialize_grads=True)
 
-    along, found = [torch.zeros_like(weight) for weight in weights], list[Tensor]()
+    along, slopes = [torch.zeros_like(weight) for weight in weights], list[Tensor]()
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():  # the others have no second derivative
         for part, counted in parts:
             of_all = logprobs(part)
@@ -117,5 +117,5 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
             passed = torch.zeros_like(of_tokens, requires_grad=True)
             pairs = zip(gradients(of_tokens, passed), along, strict=True)
             product = torch.stack([(gradient * direction).sum() for gradient, direction in pairs]).sum()
-            found += torch.autograd.grad(product, passed)
-    return torch.cat(found).cpu()
+            slopes += torch.autograd.grad(product, passed)
+    return torch.cat(slopes).cpu()

@@ -99,7 +99,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     positions = torch.cat([batch.position for batch in batches])
     width = -(-(int(positions.max()) + 1) // BINS)
     bins = positions // width
-    held, counts = (torch.bincount(bins, weights, BINS) for weights in (sizes, torch.ones_like(sizes)))
+    by_position, counts = (torch.bincount(bins, weights, BINS) for weights in (sizes, torch.ones_like(sizes)))
     groups: Counter[tuple[int, int]] = Counter()
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         names, index = batch.group_ids[batch.sequence].unique(return_inverse=True)
@@ -113,7 +113,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
         half_groups=_half(torch.tensor(list(groups.values()), dtype=torch.float64)),
         groups=len(groups),
         without=_without(steps, shares),
-        positions=list(zip(held.tolist(), (counts / len(sizes)).tolist(), strict=True)),
+        positions=list(zip(by_position.tolist(), (counts / len(sizes)).tolist(), strict=True)),
         bin_width=width,
         largest=list(_largest(steps, torch.cat(list(shares)))),
     )
@@ -189,9 +189,9 @@ def _did(step: Step) -> dict[str, Tensor]:
         return {}
     if len(traced) > 1:  # micro-batches, whose tokens are those of the step in another order
         return {}
-    seen = traced[0][1]
-    dropped = {"beyond the clip range": seen.clipped}
-    for method in seen.methods.values():
+    (_, effects), *_ = traced
+    dropped = {"beyond the clip range": effects.clipped}
+    for method in effects.methods.values():
         if method.weight is not None:
             dropped[f"weight 0 by {method.name}"] = method.weight == 0
         if "dropped" in method.actions:

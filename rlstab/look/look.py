@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import webbrowser
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
@@ -18,11 +19,10 @@ from rlstab.console import counted
 from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
-from rlstab.logs.watch import check_names
+from rlstab.logs.watch import Watch, check_names, told
 from rlstab.look.diagnosis import Diagnosis, diagnose
-from rlstab.look.find import STANDARD_INPUT, Found, find, nearest
+from rlstab.look.find import STANDARD_INPUT, find, nearest, read_logs
 from rlstab.look.finding import Look
-from rlstab.look.follow import follow
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.record.files import folder_of
 from rlstab.record.token_texts import decoder_of
@@ -82,49 +82,46 @@ def look(
     if follows:
         if len(paths) > 1 or Path(*paths) == STANDARD_INPUT:
             raise ReportError("--follow reads one log again and again. Name one path.")
-        there = follow(
-            Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
-        )
-        return FAILED if there else 0
-    others: list[Path] = []
+        path = Path(paths[0] if paths else ".")
+        stopped = follow(path, lambda text: console.print(escape(text), highlight=False), stop_at=fail_on)
+        return FAILED if stopped else 0
     if paths:
-        found = [run for path in paths for run in find(Path(path))]
+        runs, rest = [run for path in paths for run in find(Path(path))], list[Path]()
     else:
-        found, others = nearest(Path())
-    looked = [_look(run) for run in found]
-    if all(map(_is_empty, looked)):
-        raise ReportError(f"{looked[0].found.title}: {looked[0].notes[-1]}")
-    shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
-    if len(looked) == 1 or out is not None or not as_json:
+        runs, rest = nearest(Path())
+    for run in runs:
+        run.diagnosis = None if run.log is None else diagnose(run.log)
+        run.notes += run.diagnosis.remarks if run.diagnosis else ()
+    if all(map(_is_empty, runs)):
+        raise ReportError(f"{runs[0].title}: {runs[0].notes[-1]}")
+    shown = next((run for run in runs if run.diagnosis and run.diagnosis.first), runs[0])
+    writes = out is not None or not as_json
+    if len(runs) == 1 or writes:
         _read_tokens(shown, methods, tokenizer, model, code, console)
-    if as_json:
-        console.file.write(json.dumps([run.as_json() for run in looked], indent=1, ensure_ascii=True) + "\n")
-    else:
-        if len(looked) > 1:
-            console.print(overview([run.diagnosis for run in looked if run.diagnosis]), highlight=False)
-        _print(shown, others, console)
-    if out is not None or not as_json:
-        target = Path(out) if out is not None else _page_of(shown.found)
-        refuse_foreign(target, [MARK], "a page of rlstab look", "--out")
-        write_text(target, page(shown), "--out")
-        if not as_json:
-            console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
-        if open_page:
-            webbrowser.open(target.resolve().as_uri())
-    fired = {sign.name for run in looked if run.diagnosis for sign in run.diagnosis.fired}
+    target = Path(out) if out is not None else _page_of(shown)
+    try:
+        if writes:
+            text = page(shown)
+            refuse_foreign(target, [MARK], "a page of rlstab look", "--out")
+            write_text(target, text, "--out")
+    finally:  # the page stands even if the reader of the output stops, and the findings if the page cannot be written
+        if as_json:
+            console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")
+        else:
+            if len(runs) > 1:
+                console.print(overview([run.diagnosis for run in runs if run.diagnosis]), highlight=False)
+            _print(shown, rest, console)
+    if not as_json:
+        console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
+    if writes and open_page:
+        webbrowser.open(target.resolve().as_uri())
+    fired = {sign.name for run in runs if run.diagnosis for sign in run.diagnosis.fired}
     return FAILED if fired & set(fail_on) else 0
-
-
-def _look(found: Found) -> Look:
-    diagnosis = None if found.log is None else diagnose(found.log)
-    notes = [*found.notes, *(diagnosis.remarks if diagnosis else ())]
-    return Look(found, diagnosis, notes=notes)
 
 
 def _is_empty(run: Look) -> bool:
     """Whether no metric of its log is known, and no optimizer step was recorded."""
-    log = run.found.log
-    return run.found.dump is None and log is not None and not log.metrics.keys() - {"lr"}
+    return run.dump is None and run.log is not None and not run.log.metrics.keys() - {"lr"}
 
 
 def _read_tokens(
@@ -136,8 +133,8 @@ def _read_tokens(
     console: Console,
 ) -> None:
     """The findings from the recorded optimizer steps of a run."""
-    dump = run.found.dump
-    if dump is None or run.found.dump_path is None:
+    dump = run.dump
+    if dump is None or run.dump_path is None:
         run.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
         return
     from rlstab.look.alternatives import alternatives_of, chosen  # these import torch, which a log does without
@@ -156,22 +153,63 @@ def _read_tokens(
         dump = completed(dump, model, console)
     usable = [step.usable() for step in dump.steps]
     run.notes += [
-        f"step {step.number}: {lost} responses with a value that is NaN or impossible are left out."
-        for step, lost in usable
-        if lost
+        f"step {step.number}: {count} responses with a value that is NaN or impossible are left out."
+        for step, count in usable
+        if count
     ]
     run.steps = [step for step, _ in usable if len(step.batch)]
     if not run.steps:
         return
-    run.decode = decoder_of(run.found.dump_path, tokenizer)
+    run.decode = decoder_of(run.dump_path, tokenizer)
     if run.decode is None:
-        there = is_file(folder_of(run.found.dump_path) / "tokenizer.json")
-        why = how_to_install("train") if there else "The dump has no tokenizer; --tokenizer FOLDER adds texts."
-        run.notes.append(f"Tokens are shown by number. {why}")
+        recorded = is_file(folder_of(run.dump_path) / "tokenizer.json")
+        hint = how_to_install("train") if recorded else "The dump has no tokenizer; --tokenizer FOLDER adds texts."
+        run.notes.append(f"Tokens are shown by number. {hint}")
     run.gradient = gradient_of(run.steps, shares_of(run.steps))
     run.sampler = sampler_of(run.steps)
     longest = max(int(step.tensors["lengths"].max()) for step in run.steps)
     run.methods = alternatives_of(run.steps, chosen(methods, longest) if methods else None)
+
+
+def follow(
+    path: Path,
+    tell: Callable[[str], None],
+    *,
+    stop_at: Collection[str] = (),
+    every: float = 10.0,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Read a log repeatedly, and report each new sign.
+
+    Args:
+        path: of one run; it need not exist yet.
+        tell: prints a line.
+        stop_at: names of signs at which to stop.
+        every: seconds between two readings.
+        goes_on: asked after each reading.
+
+    Returns:
+        whether a sign of ``stop_at`` appeared.
+
+    Raises:
+        ReportError: several runs are logged there.
+    """
+    watch = Watch()
+    while True:
+        try:
+            logs = read_logs(path)
+        except ReportError:  # nothing there so far, or half a line
+            logs = []
+        if len(logs) > 1:
+            raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
+        for log in logs:
+            for sign in watch.new(log):
+                tell(told(sign, log.unit))
+        if set(stop_at) & watch.seen.keys():
+            return True
+        if not goes_on():
+            return False
+        time.sleep(every)
 
 
 def overview(runs: Sequence[Diagnosis]) -> RenderableType:
@@ -184,36 +222,36 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
 
 
-def _page_of(found: Found) -> Path:
-    if found.path == STANDARD_INPUT:
+def _page_of(run: Look) -> Path:
+    if run.path == STANDARD_INPUT:
         return Path("look.html")
-    return found.path / "look.html" if is_dir(found.path) else found.path.with_suffix(".look.html")
+    return run.path / "look.html" if is_dir(run.path) else run.path.with_suffix(".look.html")
 
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:
     """The finding first, and as much of the rest as fits into :data:`LINES`."""
     harmed = run.diagnosis is not None and run.diagnosis.first is not None
-    told = [(f"{run.found.title}: {run.head}", "bold yellow" if harmed else "bold green")]
+    lines = [(f"{run.title}: {run.head}", "bold yellow" if harmed else "bold green")]
+    if others:
+        rest = f"{', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}"
+        lines.append((f"Also here: {rest}.", "dim"))
     if run.diagnosis is not None:
         unit = run.diagnosis.log.unit
-        told += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in run.diagnosis.fired]
-        told += [(f"  do: {text}", "") for text in run.advice]
+        lines += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in run.diagnosis.fired]
+        lines += [(f"  do: {text}", "") for text in run.advice]
         if remedy := run.diagnosis.remedy:
-            told.append((f"  likely: {'; or '.join(remedy.likely)}", "dim"))
-            told.append((f"  settings: {', '.join(run.diagnosis.settings)}", ""))
-    told += [(text, "") for text in run.lead]
-    told += [(f"  {text}", "yellow") for text in (run.loss.findings if run.loss else ())]
+            lines.append((f"  likely: {'; or '.join(remedy.likely)}", "dim"))
+            lines.append((f"  settings: {', '.join(run.diagnosis.settings)}", ""))
+    lines += [(text, "") for text in run.lead]
+    lines += [(f"  {text}", "yellow") for text in (run.loss.findings if run.loss else ())]
     if run.methods is not None:
         acting = sorted((row for row in run.methods.rows if row.acts), key=lambda row: -row.turn)
-        named = [f"{row.name} ({row.turn:.0f}°, step {TIMES} {row.length:.2g})" for row in acting[:METHODS]]
-        if named:
-            told.append((f"Methods that would turn its gradient most: {listed(named)}.", ""))
-    told += [(f"note: {text}", "yellow") for text in run.notes]
-    if others:
-        also = f"Also here: {', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}."
-        told.insert(1, (also, "dim"))
+        names = [f"{row.name} ({row.turn:.0f}°, step {TIMES} {row.length:.2g})" for row in acting[:METHODS]]
+        if names:
+            lines.append((f"Methods that would turn its gradient most: {listed(names)}.", ""))
+    lines += [(f"note: {text}", "yellow") for text in run.notes]
     room = LINES - 2  # for what follows: that there is more, and the path of the page
-    for text, style in ((visible(text, spaces=False), style) for text, style in told):
+    for text, style in ((visible(text, spaces=False), style) for text, style in lines):
         room -= max(1, len(wrap(text, console.width)))
         if room < 0:
             console.print("More is on the page.", style="dim", highlight=False)

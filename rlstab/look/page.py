@@ -16,7 +16,7 @@ from rlstab.page.render import rendered, safe_json
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
 from rlstab.signs import SIGNS
-from rlstab.signs.curves import Metric
+from rlstab.signs.sign import Metric
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
@@ -76,7 +76,7 @@ def page(run: Look) -> str:
 
 
 def _what(run: Look) -> str:
-    log, parts = run.found.log, [run.found.title]
+    log, parts = run.log, [run.title]
     if run.steps:
         parts.append(run.steps[0].header.host)
     elif log is not None:
@@ -125,7 +125,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 
 def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The metrics of the log as strips over one axis."""
-    log = run.found.log
+    log = run.log
     metrics = {} if log is None else {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
     if log is None or not metrics:
         return {"strips": [], "flags": [], "ticks": [], "unit": "step", "flat": "", "data": {}}

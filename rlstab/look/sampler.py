@@ -115,8 +115,8 @@ class Sampler:
 
     def told(self, lag: Lag) -> str:
         """The figures of the tokens of one lag."""
-        more = " or more" if lag.updates == MOST_LAGS else ""
-        behind = "" if lag.updates is None else f"{counted(lag.updates, 'update')}{more} behind: "
+        limit = " or more" if lag.updates == MOST_LAGS else ""
+        behind = "" if lag.updates is None else f"{counted(lag.updates, 'update')}{limit} behind: "
         quartiles = "" if lag.low == lag.high else f", quartiles over the steps {lag.low:.4f} to {lag.high:.4f}"
         stale = "" if (added := self.staleness(lag)) is None else f", of it staleness {added:.4f}"
         return f"{behind}{lag.gap:.4f} nats per token{stale}{quartiles}, {lag.tokens:,} tokens"
@@ -151,35 +151,38 @@ def sampler_of(steps: Sequence[Step]) -> Sampler | None:
     if not steps:
         return None
     gaps = [log_weights(step) for step in steps]
-    every = torch.cat(gaps)
+    tokens = torch.cat(gaps)
     sampled = torch.cat([_sampled(step) for step in steps]).exp()
     trained = torch.cat([step.batch.old_logprobs for step in steps]).double().exp()
     sure, unsure = CONFIDENT
-    apart = ((sampled > sure) & (trained < unsure)) | ((trained > sure) & (sampled < unsure))
+    disagree = ((sampled > sure) & (trained < unsure)) | ((trained > sure) & (sampled < unsure))
     longest = max(int(torch.bincount(step.batch.sequence).max()) for step in steps)
     lengths = sorted({*LENGTHS, longest})
-    own, settings = _own(steps)
-    rows = CORRECTIONS if own in CORRECTIONS or not own else {own: settings, **CORRECTIONS}
-    at_once = [gap[behind == 0] for step, gap in zip(steps, gaps, strict=True) if (behind := _behind(step)) is not None]
-    engine = torch.cat([*at_once, every[:0]])
-    lags = _lags(steps)
-    beyond = [length for length in lengths if length > longest] if len(engine) and len(lags) > 1 else []
+    name_of_run, settings = _of_run(steps)
+    corrections = CORRECTIONS if name_of_run in ("", *CORRECTIONS) else {name_of_run: settings, **CORRECTIONS}
+    fresh = [gap[lag == 0] for step, gap in zip(steps, gaps, strict=True) if (lag := _behind(step)) is not None]
+    engine, lags = torch.cat([*fresh, tokens[:0]]), _lags(steps)
+    computed = [length for length in lengths if length > longest]
+
+    def measured(correction: Mapping[str, Any], length: int) -> float:
+        return float(torch.cat([weights_of(step, correction, length) for step in steps]).mean())
+
     return Sampler(
         lags=lags,
         sizes={step.number: _effective(step, gap) for step, gap in zip(steps, gaps, strict=True)},
-        disagreements=float(apart.double().mean()),
-        mean_weight=float(every.clamp(max=20).exp().mean()),
+        disagreements=float(disagree.double().mean()),
+        mean_weight=float(tokens.clamp(max=20).exp().mean()),
         corrections={
             name: [
-                mean_weight(every, row, length)
-                if length > longest
-                else float(torch.cat([weights_of(step, row, length) for step in steps]).mean())
-                for length in lengths
+                mean_weight(tokens, row, length) if length > longest else measured(row, length) for length in lengths
             ]
-            for name, row in rows.items()
+            for name, row in corrections.items()
         },
-        alone={name: [mean_weight(engine, row, length) for length in beyond] for name, row in rows.items()},
-        own=own,
+        alone={
+            name: [mean_weight(engine, row, length) for length in computed if len(engine) and len(lags) > 1]
+            for name, row in corrections.items()
+        },
+        own=name_of_run,
         lengths=lengths,
         longest=longest,
         cut="" if "live_log_support_mass" in steps[0].tensors else _cut(steps[0].header),
@@ -235,43 +238,42 @@ def _lags(steps: Sequence[Step]) -> list[Lag]:
             continue
         for lag in behind.unique().tolist():
             by_lag.setdefault(int(lag), []).append(gap[behind == lag])
-    found = []
-    for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates):
-        whole = torch.cat(by_lag[updates])
-        ordered = sorted(float(values.mean()) for values in by_lag[updates])
-        low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
-        found.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
-    return found
+    lags = []
+    for updates, gaps in sorted(by_lag.items(), key=lambda item: math.inf if item[0] is None else item[0]):
+        tokens = torch.cat(gaps)
+        means = sorted(float(gap.mean()) for gap in gaps)
+        low, high = means[(len(means) - 1) // 4], means[(3 * len(means)) // 4]
+        lags.append(Lag(updates, float(tokens.mean()), low, high, len(tokens)))
+    return lags
 
 
 def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
     sums = summed(gap, step.batch.sequence, step.batch.num_sequences)
-    there = torch.bincount(step.batch.sequence, minlength=len(sums)) > 0
+    nonempty = torch.bincount(step.batch.sequence, minlength=len(sums)) > 0
 
     def size(logs: Tensor) -> float:
         weights = (logs - logs.max()).exp()
         return float(weights.sum() ** 2 / weights.square().sum() / len(weights))
 
-    return size(gap), size(sums[there])
+    return size(gap), size(sums[nonempty])
 
 
-def _own(steps: Sequence[Step]) -> tuple[str, Mapping[str, Any]]:
+def _of_run(steps: Sequence[Step]) -> tuple[str, Mapping[str, Any]]:
     """Name and settings of the correction that the run has: one of :data:`CORRECTIONS`, or :data:`OWN`."""
-    members = [one for one in own_objective(steps).members if isinstance(one, ImportanceCorrection)]
-    settings = {name: getattr(one, name) for one in members for name in BOUNDS}
-    if len(members) > 1 or any(one.veto or one.max_divergence or one.normalize for one in members):
+    members = [member for member in own_objective(steps).members if isinstance(member, ImportanceCorrection)]
+    settings = {name: getattr(member, name) for member in members for name in BOUNDS}
+    if len(members) > 1 or any(member.veto or member.max_divergence or member.normalize for member in members):
         return "", {}
-    weights = [
-        weights_of(step, settings) if settings else step.tensors["weights"][step.mask].double()
-        for step in steps
-        if settings or "weights" in step.tensors
-    ]
-    like = [
-        name
-        for name, row in CORRECTIONS.items()
-        if len(weights) == len(steps)
-        and all(torch.allclose(one, weights_of(step, row)) for one, step in zip(weights, steps, strict=True))
-    ]
+    if not settings and not all("weights" in step.tensors for step in steps):
+        return "", {}
+
+    def is_like(row: Mapping[str, Any]) -> bool:
+        weights = (
+            weights_of(step, settings) if settings else step.tensors["weights"][step.mask].double() for step in steps
+        )
+        return all(torch.allclose(x, weights_of(step, row)) for x, step in zip(weights, steps, strict=True))
+
+    like = [name for name, row in CORRECTIONS.items() if is_like(row)]
     if len(like) == 1:
         return like[0], CORRECTIONS[like[0]]
     return (OWN, settings) if settings else ("", {})
@@ -285,8 +287,8 @@ def weights_of(step: Step, settings: Mapping[str, Any], length: float = math.inf
         settings: of ``importance_correction``.
         length: tokens.
     """
-    inside = step.batch.position < length
-    logs, response, level = log_weights(step)[inside], step.batch.sequence[inside], settings.get("level", "token")
+    mask, level = step.batch.position < length, settings.get("level", "token")
+    logs, response = log_weights(step)[mask], step.batch.sequence[mask]
     if level != "token":
         sums = summed(logs, response, step.batch.num_sequences)
         logs = (sums / (torch.bincount(response, minlength=len(sums)) if level == "geometric" else 1))[response]
@@ -296,8 +298,8 @@ def weights_of(step: Step, settings: Mapping[str, Any], length: float = math.inf
 def _bounded(logs: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """Log-ratios as weights, each within the bounds of a correction; 0 where it rejects."""
     weights = logs.clamp(max=20).exp()
-    kept = (weights >= (settings.get("keep_low") or 0.0)) & (weights <= (settings.get("keep_high") or math.inf))
-    return weights.clamp(settings.get("min_weight") or 0.0, settings.get("max_weight") or math.inf) * kept
+    accepted = (weights >= (settings.get("keep_low") or 0.0)) & (weights <= (settings.get("keep_high") or math.inf))
+    return weights.clamp(settings.get("min_weight") or 0.0, settings.get("max_weight") or math.inf) * accepted
 
 
 def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float:
@@ -326,7 +328,7 @@ def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float
         return max(0.0, law.cdf(high) - law.cdf(low))
 
     low, least = (math.log(settings.get(name) or 1e-300) for name in ("keep_low", "min_weight"))
-    high, most = (math.log(settings.get(name) or 1e300) for name in ("keep_high", "max_weight"))
+    high, largest = (math.log(settings.get(name) or 1e300) for name in ("keep_high", "max_weight"))
     raised = (settings.get("min_weight") or 0.0) * within(law, low, min(least, high))
-    cut = (settings.get("max_weight") or 0.0) * within(law, max(low, most), high)
-    return raised + cut + math.exp(mean + variance / 2) * within(tilted, max(low, least), min(high, most))
+    cut = (settings.get("max_weight") or 0.0) * within(law, max(low, largest), high)
+    return raised + cut + math.exp(mean + variance / 2) * within(tilted, max(low, least), min(high, largest))

@@ -46,9 +46,9 @@ def columns_of(record: Mapping[str, Any], names: Mapping[str, str], count: int |
         Damaged: a value is not a list of that many numbers, or one of :data:`REQUIRED` is missing.
     """
     values = {"ids": column(record, names["ids"])}
-    for name, theirs in names.items():
-        if name != "ids" and (name in REQUIRED or record.get(theirs) is not None):
-            values[name] = column(record, theirs, count or values["ids"].numel())
+    for name, host_name in names.items():
+        if name != "ids" and (name in REQUIRED or record.get(host_name) is not None):
+            values[name] = column(record, host_name, count or values["ids"].numel())
     return values
 
 
@@ -86,10 +86,10 @@ def tensors_of_response(
     for name in {*REQUIRED, "old_logprobs"} & tokens.keys():
         if not bool(tokens[name][trained].isfinite().all()):
             raise Damaged(f"'{name}' is not known where a token counts in the loss")
-    known = as_float(reward)
+    number = as_float(reward)
     return {
         **tokens,
-        "rewards": torch.tensor([math.nan if known is None else known]),
+        "rewards": torch.tensor([math.nan if number is None else number]),
         "ids": ids[start:].long(),
         "mask": trained.to(torch.uint8),
         "lengths": torch.tensor([count]),

@@ -118,13 +118,12 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
     """
     part, live = plan.part(which), policy.constant()
     batch, ratio = part.batch, held_ratio(part, live)
-    everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
-    held, bound = Constants(live, part.advantages, part.kept), part.bound
-    beyond = _beyond(part, ratio) & bound
+    constants, bound = Constants(live, part.advantages, part.kept), part.bound
+    beyond_bounds = _beyond(part, ratio) & bound
     methods = {}
     for key, member in member_terms(plan, part).items():
-        factor = _gate(member.terms, ratio, held, bound)
-        actions = _actions(member.terms, batch.advantages, beyond, factor, everywhere)
+        factor = _gate(member.terms, ratio, constants, bound)
+        actions = _actions(member.terms, batch.advantages, beyond_bounds, factor)
         methods[key] = MethodTrace(member.name, actions, member.terms.weight, member.terms.bonus, factor)
     read = torch.stack(list(plan.live_rows(part).values())).any(0)
     return Trace(torch.where(_computed(live, batch) | read, ratio, torch.nan), methods)
@@ -152,13 +151,11 @@ def _gate(terms: Terms, ratio: Tensor, constants: Constants, bound: Tensor) -> T
     return torch.where(bound, torch.stack([factor.to(ratio.dtype) for factor in factors]).prod(0), 1.0)
 
 
-def _actions(
-    terms: Terms, advantages: Tensor, beyond: Tensor, gate: Tensor | None, everywhere: Tensor
-) -> dict[str, Tensor]:
+def _actions(terms: Terms, advantages: Tensor, beyond: Tensor, gate: Tensor | None) -> dict[str, Tensor]:
     actions: dict[str, Tensor] = {}
 
-    def add(action: str, where: Tensor) -> None:
-        actions[action] = actions.get(action, ~everywhere) | where
+    def add(action: str, mask: Tensor) -> None:
+        actions[action] = actions[action] | mask if action in actions else mask
 
     if terms.keep is not None:
         add("dropped", ~terms.keep)
@@ -177,7 +174,7 @@ def _actions(
         add("clipped", gate == 0)
     for penalty in terms.penalties.values():
         if penalty.coefficient != 0:
-            add("regularised", everywhere if penalty.where is None else penalty.where)
+            add("regularised", torch.ones_like(beyond) if penalty.where is None else penalty.where)
     if terms.unclipped is not None:
         add("unclipped", terms.unclipped)
     return actions
@@ -194,9 +191,9 @@ def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyO
     """
     if all(type(leaf.method).__module__.startswith("rlstab.") for leaf in walk(plan.objective, observed=True)):
         return {}
-    seen = trace(plan, which, policy)
-    tensors = {f"{DID}ratio": seen.ratio}
-    for key, method in seen.methods.items():
+    traced = trace(plan, which, policy)
+    tensors = {f"{DID}ratio": traced.ratio}
+    for key, method in traced.methods.items():
         columns = {**method.actions, "weight": method.weight, "bonus": method.bonus, "gate": method.gate}
         named = key if key == method.name else f"{key}:{method.name}"
         tensors |= {f"{DID}{named}/{name}": column.float() for name, column in columns.items() if column is not None}
@@ -221,8 +218,8 @@ def objective_of(step: Step) -> tuple[Composition, list[str]]:
     with no_fit_warnings():
         objective = load_objective(ready) if ready or not unloaded else compose()
         keys = {*objective.keyed, ""}
-        others = [name for name in step.tensors if _member_in(name) not in keys]
-        return compose(objective, *([_stand_in(others)] if unloaded else [])), code_in(portable(unloaded))
+        columns = [name for name in step.tensors if _member_in(name) not in keys]
+        return compose(objective, *([_stand_in(columns)] if unloaded else [])), code_in(portable(unloaded))
 
 
 def _member_in(name: str) -> str:
@@ -277,15 +274,12 @@ def recorded(step: Step) -> Trace:
     columns: dict[str, dict[str, Tensor]] = {}
     for name, values in sorted(step.tensors.items()):
         if name.startswith(DID):
-            method, _, what = name.removeprefix(DID).rpartition("/")
-            columns.setdefault(method, {})[what] = values[step.mask]
+            method, _, column = name.removeprefix(DID).rpartition("/")
+            columns.setdefault(method, {})[column] = values[step.mask]
     ratio = columns.pop("", {}).get("ratio")
-    if ratio is None:
-        ratio = token_ratio(step)
     methods = {}
-    for named, did in columns.items():
-        key, _, name = named.partition(":")
-        actions = {action: did[action] > 0 for action in ACTIONS if action in did}
-        methods[key] = MethodTrace(name or key, actions, *map(did.get, ("weight", "bonus", "gate")))
-
-    return Trace(ratio, methods)
+    for name, recorded_of in columns.items():
+        key, _, method = name.partition(":")
+        actions = {action: recorded_of[action] > 0 for action in ACTIONS if action in recorded_of}
+        methods[key] = MethodTrace(method or key, actions, *map(recorded_of.get, ("weight", "bonus", "gate")))
+    return Trace(token_ratio(step) if ratio is None else ratio, methods)

@@ -29,18 +29,18 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     files = token_files(path) if is_dir(path) else [path]
     responses: list[Response] = []
     for file in files:
-        damaged, what = [], "response" if file.suffix == ".pt" else "line"
+        damaged: list[str] = []
+        read, unit = (slime.responses_in, "response") if file.suffix == ".pt" else (_lines, "line")
         try:
-            for number, response in enumerate(slime.responses_in(file) if file.suffix == ".pt" else _lines(file), 1):
+            for number, response in enumerate(read(file), 1):
                 if isinstance(response, Response):
                     responses.append(response)
                 else:
-                    damaged.append(f"{what} {number}: {response}")
+                    damaged.append(f"{unit} {number}: {response}")
         except (Damaged, OSError) as error:
             notes.append(f"{file.name} is left out: {reason(error)[:200]}.")
         if damaged:
-            told = counted(len(damaged), what)
-            notes.append(f"{file.name}: left out {told} that cannot be read ({damaged[0]}).")
+            notes.append(f"{file.name}: left out {counted(len(damaged), unit)} that cannot be read ({damaged[0]}).")
     for folder in sorted({file.parent for file in files}):
         if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
             notes.append(f"{folder.name} was not finished: it has no file STABLE.")
@@ -49,9 +49,8 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
         notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
     ranks: dict[tuple[int, str, int], list[Response]] = {}
     for response in responses:
-        ranks.setdefault((response.rollout * orders + response.order, response.host, response.rank), []).append(
-            response
-        )
+        key = response.rollout * orders + response.order, response.host, response.rank
+        ranks.setdefault(key, []).append(response)
     steps: dict[int, list[Step]] = {}
     for (number, host, _), members in sorted(ranks.items(), key=lambda item: item[0]):
         tensors = together([response.tensors for response in members])

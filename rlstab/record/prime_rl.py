@@ -57,9 +57,9 @@ def response_of(record: Mapping[str, Any]) -> Response:
     if (sampled := values.get("rollout_logprobs")) is not None:
         scored = sampled.isfinite() & (sampled <= MOST["old_logprobs"])
         values["old_logprobs"] = torch.where(scored, sampled, values["logprobs"])
-    did = {name: column(record, theirs, count) for name, theirs in ACTIONS.items() if record.get(theirs)}
+    actions = {name: column(record, field, count) for name, field in ACTIONS.items() if record.get(field)}
     default = sampled is not None and all(value is not None for value in record.get("is_masked") or [None])
-    values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in did.items()}
+    values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in actions.items()}
     step, rank, part = (
         whole(record.get(name, other)) for name, other in (("step", None), ("rank", 0), ("micro_step", 0))
     )

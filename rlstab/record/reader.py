@@ -70,8 +70,7 @@ def read_dump(path: str | Path) -> Dump:
         except RlstabError as error:
             notes.append(f"step {step.number} is left out: {error}")
     if not steps:
-        why = f" {' '.join(notes[:3])}" if notes else ""
-        raise ReportError(f"{path}: no optimizer step in it can be read.{why} {_advice(path)}")
+        raise ReportError(" ".join([f"{path}: no optimizer step in it can be read.", *notes[:3], _advice(path)]))
     return Dump(steps, notes)
 
 

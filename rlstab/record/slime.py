@@ -108,8 +108,8 @@ def _response(
 ) -> Response:
     """A response with the token ids of prompt and response, and values for only the response."""
     length = min(whole(sample["response_lengths"]), len(sample["tokens"]) + 1)
-    known = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
-    values = columns_of(known, NAMES, length)
+    record = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
+    values = columns_of(record, NAMES, length)
     truncated = sample.get("truncated")
     truncated = truncated.item() if isinstance(truncated, Tensor) and truncated.numel() == 1 else truncated
     cut = float(truncated) if isinstance(truncated, bool) else as_float(truncated)

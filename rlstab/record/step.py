@@ -197,9 +197,9 @@ class Step:
     @property
     def live(self) -> PolicyOutputs:
         """The outputs for the ``n`` tokens from which the loss was made, as new leaves with gradient."""
-        known = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}
+        recorded = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}
         return PolicyOutputs(
-            **{name: values[self.mask].requires_grad_() for name, values in known.items() if values is not None}
+            **{name: values[self.mask].requires_grad_() for name, values in recorded.items() if values is not None}
         )
 
     def having(self, tensors: Mapping[str, Tensor]) -> Step:
@@ -240,11 +240,11 @@ class Step:
             the step, which is unchanged if all responses can be used; and the number of responses left out.
         """
         wrong = torch.stack([_impossible(name, self.tensors[name]) for name in _READ if name in self.tensors]).any(0)
-        lost = self.row[wrong & self.mask].unique()
-        if not len(lost):
+        damaged = self.row[wrong & self.mask].unique()
+        if not len(damaged):
             return self, 0
-        kept = torch.ones(len(self.tensors["lengths"]), dtype=torch.bool).index_fill(0, lost, value=False)
-        return self.only(kept), len(lost)
+        usable = torch.ones(len(self.tensors["lengths"]), dtype=torch.bool).index_fill(0, damaged, value=False)
+        return self.only(usable), len(damaged)
 
 
 #: Tensors by token that every loss reads.
@@ -252,8 +252,8 @@ _READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs", "weights")
 
 
 def _impossible(name: str, values: Tensor) -> Tensor:
-    known = name.removeprefix("live_")
-    return ~values.isfinite() | (impossible(known, values) if known in MOST else False)
+    signal = name.removeprefix("live_")
+    return ~values.isfinite() | (impossible(signal, values) if signal in MOST else False)
 
 
 def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
@@ -262,8 +262,8 @@ def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
     Raises:
         Damaged: they do not.
     """
-    known = {*BY_RESPONSE, *BY_TOKEN, "prompt_ids"}
-    tensors = {name: values for name, values in given.items() if name in known or name.startswith(DID)}
+    names = {*BY_RESPONSE, *BY_TOKEN, "prompt_ids"}
+    tensors = {name: values for name, values in given.items() if name in names or name.startswith(DID)}
     for name in REQUIRED:
         if name not in tensors:
             raise Damaged(f"it has no tensor '{name}'")
@@ -298,16 +298,11 @@ def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     A live output is recorded only where it differs from the evidence, which otherwise stands in for it.
     """
-
-    def of(part: Mapping[str, Tensor], name: str) -> Tensor | None:
-        return part.get(name, part.get(name.removeprefix("live_")))
-
-    columns = {name: [of(part, name) for part in parts] for name in set().union(*parts)}
-    return {
-        name: torch.cat([values for values in column if values is not None])
-        for name, column in columns.items()
-        if all(values is not None for values in column)
+    columns = {
+        name: [part.get(name, part.get(name.removeprefix("live_"))) for part in parts] for name in set().union(*parts)
     }
+    full = {name: [values for values in column if values is not None] for name, column in columns.items()}
+    return {name: torch.cat(column) for name, column in full.items() if len(column) == len(parts)}
 
 
 def joined(ranks: Sequence[Step]) -> Step:
@@ -320,6 +315,7 @@ def joined(ranks: Sequence[Step]) -> Step:
     losses = [rank.header.loss for rank in ranks if rank.header.loss is not None]
     values = [value for loss in losses for value in loss.values]
     loss = losses[0].model_copy(update={"values": values}) if len(losses) == len(ranks) else None
-    told = {"loss": loss, "ranks": len(ranks), "first": all(rank.header.first for rank in ranks)}
-    every = [number for rank in ranks for number in rank.ranks]
-    return Step(ranks[0].header.model_copy(update={**told, "parts": len(every)}), tensors, every)
+    numbers = [number for rank in ranks for number in rank.ranks]
+    first = all(rank.header.first for rank in ranks)
+    fields = {"loss": loss, "ranks": len(ranks), "first": first, "parts": len(numbers)}
+    return Step(ranks[0].header.model_copy(update=fields), tensors, numbers)

@@ -60,12 +60,11 @@ def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
     texts: list[str] = []
     start = read = 0
     for index in range(len(ids)):
-        before = decode(list(ids[start:read]))
-        now = decode(list(ids[start : index + 1]))
-        if now.endswith("\ufffd") and index < len(ids) - 1 and index - read < 3:
+        before, text = decode(list(ids[start:read])), decode(list(ids[start : index + 1]))
+        if text.endswith("\ufffd") and index < len(ids) - 1 and index - read < 3:
             texts.append("")
             continue
-        text = now[len(before) :]
+        text = text[len(before) :]
         texts.append(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
         read = index + 1
         start = max(start, read - CONTEXT)

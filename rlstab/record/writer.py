@@ -50,11 +50,11 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
 
     data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     folder.mkdir(parents=True, exist_ok=True)
-    whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
+    header = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
     path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
     path.unlink(missing_ok=True)  # or it would describe other tensors
     replace_file(path.with_suffix(".safetensors"), data)
-    replace_file(path, whole.model_dump_json(indent=1))
+    replace_file(path, header.model_dump_json(indent=1))
     return path
 
 
@@ -170,12 +170,16 @@ def tensors_of(
     tokens = {names[name] or name: values for name, values in batch.here.per_token() if name in names}
     if batch.live_ratio:
         del tokens["old_logprobs"]
-    given = {name: values for name, values in vars(live).items() if values is not None}
-    here, there = (on_cpu([*tensors.values()]) for tensors in (tokens, given))  # to compare them
-    tokens = dict(zip(tokens, here, strict=True))
-    for name, values in zip(given, there, strict=True):
-        if name not in tokens or not torch.equal(values, tokens[name]):
-            tokens[f"live_{name}"] = values
+    tokens |= {f"live_{name}": values for name, values in vars(live).items() if values is not None}
+    tokens = dict(zip(tokens, on_cpu([*tokens.values()]), strict=True))  # to compare them
+    repeated = [
+        name
+        for name, values in tokens.items()
+        if name.startswith("live_") and (evidence := tokens.get(name.removeprefix("live_"))) is not None
+        if torch.equal(values, evidence)
+    ]
+    for name in repeated:
+        del tokens[name]
     extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
     if support is not None and support.shape[-1]:
         kept = support.flatten(0, 1)[index].int()

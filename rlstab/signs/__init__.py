@@ -14,6 +14,5 @@ have a cause; any other sign is an observation. No single curve shows a collapse
 from rlstab.signs.reward import below_start as below_start, is_solved as is_solved, reward_fall as reward_fall
 from rlstab.signs.reward import reward_in_words as reward_in_words
 from rlstab.signs import entropy as entropy, gradient as gradient, answers as answers, sampler as sampler
-from rlstab.signs.curves import TOTALS as TOTALS, Curves as Curves
-from rlstab.signs.sign import COUNTED as COUNTED, SIGNS as SIGNS, Sign as Sign
+from rlstab.signs.sign import COUNTED as COUNTED, SIGNS as SIGNS, TOTALS as TOTALS, Curves as Curves, Sign as Sign
 from rlstab.signs.sign import counted_signs as counted_signs, signs as signs

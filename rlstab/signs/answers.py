@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
 from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, missing, moved, present
+from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, missing, moved, present
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
 CUT_OFF = 0.25

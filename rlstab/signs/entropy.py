@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.reward import rises
 from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Sign, detector, moved, present
+from rlstab.signs.sign import Curves, Metric, Sign, detector, moved, present
 
 #: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
 FLOOR = 0.25

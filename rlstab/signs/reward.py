@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from rlstab.bins import noise, slope
-from rlstab.signs.curves import FEW, FORMS, PARTS, Curves, Metric
+import numpy as np
+from numpy.typing import NDArray
+
 from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, missing, present, short
+from rlstab.signs.sign import FEW, FORMS, PARTS, Curves, Metric, Sign, absent, detector, missing, present, short
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
 KEPT = 0.7
@@ -65,18 +66,18 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
         return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
     if len(metric.steps) < SHORTEST:
         return short(metric, SHORTEST)
-    bottom = _bottom(metric)
+    bottom, end = metric.bottom, metric.end
+    if collapse := _lost_at_once(metric):
+        step, first = collapse
+        share = (end - bottom) / (first - bottom)
+        return present(step, f"{end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
     fall = shift(metric.values, rises=False)
     before = fall.before - bottom
     level = bottom + KEPT * before
-    if collapse := _lost_at_once(metric):
-        step, first = collapse
-        share = (metric.end - bottom) / (first - bottom)
-        return present(step, f"{metric.end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
-    share = (metric.end - bottom) / before if before > 0 else 1.0
-    text = f"{metric.end:.3g} at the end, {fall.before:.3g} before"
+    share = (end - bottom) / before if before > 0 else 1.0
+    text = f"{end:.3g} at the end, {fall.before:.3g} before"
     text = f"{text}, counted from {bottom:.3g}" if bottom else text
-    if metric.end < level and fall.is_real:
+    if end < level and fall.is_real:
         return present(metric.begins(level, rises=False), text, share, harm=True)
     return absent(text)
 
@@ -95,19 +96,13 @@ def _died(curves: Curves, metric: Metric) -> int | None:
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
 
 
-def _bottom(metric: Metric) -> float:
-    """The reward from which a share of it is counted."""
-    least = float(metric.smooth.min())
-    return min(least, -1.0) if least < 0 else 0.0
-
-
 def _lost_at_once(metric: Metric) -> tuple[int, float] | None:
     """The step from which a run has lost what it had in its first line or two, and the reward before.
 
     No order of so few values is improbable, but their distance from all later ones is: it is larger than the range of
     those. A reward of nearly nothing may be one lucky answer.
     """
-    bottom = _bottom(metric)
+    bottom = metric.bottom
     for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):
         first, later = metric.values[:count], metric.values[count:]
         least, highest = float(first.min()), float(later.max())
@@ -316,12 +311,23 @@ def reward_in_words(curves: Curves) -> str:
     return f"the reward held at {float(reward.values.mean()):.3g}"
 
 
+def noise(values: NDArray[np.float64]) -> float:
+    """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
+
+    Second differences of independent values vary by the square root of 1 + 4 + 1 more than each; 1.4826 makes a
+    deviation of the median of normal ones.
+    """
+    return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
+
+
 def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
     """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
     part = metric.where((metric.steps > after) & (metric.steps <= until))
     if len(part.steps) < FEWEST:
         return 0.0, np.inf
-    return slope(part.steps.astype(np.float64), part.values, noise(metric.values))
+    centred = part.steps - part.steps.mean()
+    spread = float(centred @ centred)
+    return float(centred @ part.values) / spread, noise(metric.values) / math.sqrt(spread)
 
 
 def rises(metric: Metric, after: int = 0) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Sign, absent, detector, moved, present
+from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, moved, present
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do

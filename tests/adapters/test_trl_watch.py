@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab.look import WatchCallback
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import read_logs
 from rlstab.signs import signs
 from tests.adapters.trl_jobs import recorder, trainer_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlstab.logs.log import Rows
 from rlstab.look.diagnosis import TOGETHER, Diagnosis, diagnose, first_of, leading
+from rlstab.look.find import read_logs
 from rlstab.look.remedies import CAUSES, remedies
-from rlstab.look.run_log import read_logs
 from rlstab.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
 

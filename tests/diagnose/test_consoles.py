@@ -13,9 +13,8 @@ import pytest
 
 from rlstab.bins import Run
 from rlstab.errors import ReportError
-from rlstab.look.find import find
+from rlstab.look.find import find, read_logs
 from rlstab.look.look import look
-from rlstab.look.run_log import read_logs
 from tests.diagnose.formats import TRL, renamed, rows
 
 #: Steps of the runs here.

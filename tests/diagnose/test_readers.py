@@ -16,8 +16,7 @@ from rlstab.logs.log import Rows
 from rlstab.logs.source import log_files
 from rlstab.logs.watch import Watch
 from rlstab.look.diagnosis import diagnose
-from rlstab.look.find import find
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import find, read_logs
 from rlstab.signs import SIGNS
 from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstab.look.diagnosis import diagnose
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import read_logs
 from tests.diagnose.formats import DATA
 
 #: GRPOTrainer on the chain model, 64 answers a step, limit 40, seed 42; the reward of an answer that ends is the share

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstab.errors import ReportError
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import read_logs
 
 LINES = [
     json.loads(line)

@@ -1,5 +1,6 @@
 """One look at a run: its log, its loss, its sampler, its gradient, and what methods would do to it."""
 
+import io
 import json
 import math
 import os
@@ -19,13 +20,14 @@ from tokenizers.models import WordLevel
 
 from rlstab.cli import main
 from rlstab.config import load_objective
+from rlstab.console import Terminal
 from rlstab.core.plan import make_plan
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, ReportError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import CORRECTIONS, alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
-from rlstab.look.follow import follow
 from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
+from rlstab.look.look import follow, look
 from rlstab.look.sampler import mean_weight, sampler_of, weights_of
 from rlstab.record import HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
@@ -380,6 +382,28 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     browser_page.assert_clean()
+
+
+class Closed(io.StringIO):
+    """What a reader of the output such as ``head`` has closed."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_the_page_stands_if_the_reader_of_the_output_stops(tmp_path: Path) -> None:
+    for as_json in (False, True):
+        page = tmp_path / f"{as_json}.html"
+        with pytest.raises(BrokenPipeError):
+            look([LOGS / "truncation.jsonl"], out=page, as_json=as_json, console=Terminal(file=Closed()))
+        assert page.read_text().rstrip().endswith("</html>")
+
+
+def test_the_findings_are_printed_if_the_page_cannot_be_written(tmp_path: Path) -> None:
+    said = io.StringIO()
+    with pytest.raises(ReportError, match="--out"):
+        look([LOGS / "truncation.jsonl"], out=tmp_path, console=Terminal(file=said))
+    assert "cut off" in said.getvalue()
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +18,8 @@ import pytest
 from rlstab.bins import Run
 from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.look.find import find
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import find, read_logs
+from rlstab.look.look import follow
 
 LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
 #: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
@@ -132,3 +134,47 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
         assert len(said.splitlines()) == (not left)
         assert left == seen[: len(left)]
         assert file.stat().st_size == size  # nothing was repaired or written
+
+
+#: The start of a file of wandb, and the head of a whole record: checksum, length, kind.
+HEAD = b":W&B" + bytes(3)
+
+
+def wandb_file(folder: Path, run: str, start: str, rewards: Mapping[int, float]) -> Path:
+    """What one start of a run leaves, in wandb's own records."""
+    record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
+    data = HEAD
+    for step, reward in rewards.items():
+        row = record()
+        row.history.step.num = step
+        for name, value in {"train/global_step": step, "train/reward": reward}.items():
+            item = row.history.item.add()
+            item.key, item.value_json = name, json.dumps(value)
+        frame = row.SerializeToString()
+        data += struct.pack("<IHB", 0, len(frame), 1) + frame
+    file = folder / "wandb" / f"offline-run-{start}-{run}" / f"run-{run}.wandb"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    return file
+
+
+def test_runs_of_wandb_in_one_folder_are_told_apart_and_a_resumed_one_is_joined(tmp_path: Path) -> None:
+    wandb_file(tmp_path, "aaa", "20260101_100000", dict.fromkeys(range(1, 31), 0.1))
+    wandb_file(tmp_path, "bbb", "20260101_110000", dict.fromkeys(range(1, 21), 0.5))
+    newest = wandb_file(tmp_path, "aaa", "20260101_120000", dict.fromkeys(range(21, 41), 0.9))
+    resumed, other = read_logs(tmp_path)
+    assert resumed.path == str(newest.parent)
+    assert rewards(resumed) == [0.1] * 20 + [0.9] * 20
+    assert "logs step 21 again" in resumed.remarks[0]
+    assert (rewards(other), other.remarks) == ([0.5] * 20, ())
+    assert [run.path for run in find(tmp_path)] == [newest.parent, Path(other.path)]
+    with pytest.raises(ReportError, match="2 runs are logged there"):
+        follow(tmp_path, print)
+
+
+@pytest.mark.parametrize("run", ["aaa", "bbb"])
+def test_the_starts_of_one_run_of_wandb_are_one_run(run: str, tmp_path: Path) -> None:
+    wandb_file(tmp_path, run, "20260101_100000", dict.fromkeys(range(1, 31), 0.1))
+    wandb_file(tmp_path, run, "20260101_110000", dict.fromkeys(range(31, 41), 0.5))
+    (log,) = read_logs(tmp_path)
+    assert (log.path, rewards(log), log.remarks) == (str(tmp_path), [0.1] * 30 + [0.5] * 10, ())
