@@ -31,7 +31,7 @@ class Distill(TokenObjective):
         - live ``teacher_divergence`` (n,), nats, with gradient: D of every token, both at the temperature of training.
 
     Writes:
-        - ``penalties``: D, times c.
+        - ``penalties``: D at ``beta``, over the vocabulary or with ``top_k``, times ``coefficient``.
         - ``bonus``: with ``alone`` minus the advantage.
 
     Denominator:
