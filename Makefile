@@ -5,9 +5,14 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
-# a line for each package, so that nobody waits in silence
+PIP := bin/python -m pip install --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(VENV)/$(PIP)
+COMMA := ,
+# the environment of the site: that of the tests if it is there, else one with the packages of the site alone
+SITE := $(if $(wildcard $(VENV)/.installed-dev),$(VENV),.venv-docs)
+# a line for each package, and one every few seconds while they are unpacked, so that nobody waits in silence
 BRIEF := | awk '/^Collecting/ {print "  " $$2; fflush()} /^Installing collected/ {print "  unpacking them"; fflush()}'
+BUSY := @while sleep 5; do echo "  ..."; done & trap "kill $$!" EXIT;
 
 .PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint mypy docs notebooks format clean
 
@@ -29,18 +34,18 @@ test-slow: $(VENV)/.installed-dev
 
 # noxfile.py, hours; make test-matrix ARGS=--list, or ARGS='-s py311-torch29-sse4-1'
 test-matrix: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4' $(BRIEF)
+	$(BUSY) $(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox $(ARGS)
 
 # the adapter for TRL, in an environment with its newest release; make test skips these.
 # Older releases too: make test-trl ARGS='trl-1.12.0 trl-1.13.0 trl-1.14.1'
 test-trl: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4' $(BRIEF)
+	$(BUSY) $(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox -s trl $(ARGS)
 
 # the adapter for verl, likewise
 test-verl: $(VENV)/.installed
-	$(INSTALL) 'nox>=2026.4' $(BRIEF)
+	$(BUSY) $(INSTALL) 'nox>=2026.4' $(BRIEF)
 	$(BIN)/nox -s verl $(ARGS)
 
 # by paths: naming packages would make coverage import torch, and pytest import it again
@@ -70,13 +75,13 @@ mypy: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails
-docs: $(VENV)/.installed-docs
+docs: $(SITE)/.installed-docs
 	@echo "Building the site: a minute or two, without output unless something is wrong."
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "built: open $(CURDIR)/site/index.html"
 
 # run the notebooks of the site again and keep what they print
-notebooks: $(VENV)/.installed-docs
+notebooks: $(VENV)/.installed-dev
 	PYTHONWARNINGS=ignore $(BIN)/jupyter nbconvert --execute --inplace --to notebook docs/notebooks/*.ipynb
 
 format: $(VENV)/.installed-dev
@@ -84,23 +89,25 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and by exact version: a range would let another package choose a build
+define install
+	@$(PYTHON) -c 'import sys; sys.exit("rlstab needs Python >= 3.11; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
+	@echo "Setting up $(@D), once: torch (a download of 0.2 GB, or of 3 GB with CUDA), then some $(2) packages; minutes."
+	$(PYTHON) -m venv $(@D)
+	$(BUSY) $(@D)/$(PIP) torch==2.13.0 $(BRIEF)
+	$(BUSY) $(@D)/$(PIP) --editable '.[$(1)]' $(BRIEF)
+	touch $@
+endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("rlstab needs Python >= 3.11; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
-	@echo "Setting up $(VENV), once: torch (a download of 0.2 GB, or of 3 GB with CUDA), then some 60 packages; minutes."
-	$(PYTHON) -m venv $(VENV)
-	# torch first and by exact version: a range would let another package choose a build
-	$(INSTALL) torch==2.13.0
-	$(INSTALL) --editable '.[train,report]' $(BRIEF)
-	touch $@
+	$(call install,train$(COMMA)report,60)
 
-$(VENV)/.installed-docs: $(VENV)/.installed
-	@echo "Adding what builds the site, once: some 80 packages, a minute or more."
-	$(INSTALL) --editable '.[train,report,docs]' $(BRIEF)
-	touch $@
+.venv-docs/.installed-docs: pyproject.toml constraints.txt
+	$(call install,report$(COMMA)docs,90)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Adding what the tests need, once: some 150 packages, minutes."
-	$(INSTALL) --editable '.[dev,release]' $(BRIEF)
+	$(BUSY) $(INSTALL) --editable '.[dev,release]' $(BRIEF)
 	touch $@ $(VENV)/.installed-docs

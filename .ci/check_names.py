@@ -38,7 +38,6 @@ FOLDERS = ("rlstab", "examples", ".ci")
 PENDING = (
     "adapters",
     "look/host_loss.py",
-    "look/page.py",
     "look/recorded_loss.py",
 )
 

@@ -51,7 +51,7 @@ def is_foreign(path: str | Path, *marks: bytes) -> bool:
 
     Args:
         path: that would be written.
-        marks: of files of the same command; one of them is in the first 4096 bytes.
+        marks: texts that only files of the same command hold; one of them is in the first 4096 bytes.
     """
     if leads_away(path):
         return True

@@ -199,7 +199,5 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
 
 
 def _require_safetensors(setting: str, name: str) -> None:
-    from rlstab.models.loading import SHIPPED
-
-    if not any(SHIPPED.get(name, from_home(name)).glob("*.safetensors")):
+    if not any(SHIPPED_MODELS.get(name, from_home(name)).glob("*.safetensors")):
         raise ModelError(f"{setting}: '{name}' has no weights in safetensors. Convert them, or give another model.")

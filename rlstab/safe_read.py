@@ -78,7 +78,7 @@ def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) 
     """The value of a JSON text.
 
     Args:
-        text: as text, or as the bytes of a file.
+        text: a JSON text, or the bytes of one.
         constant: what ``NaN``, ``Infinity`` and ``-Infinity`` become; None is the float.
 
     Raises:
@@ -167,7 +167,7 @@ def gaps(steps: Iterable[int], interval: int | None = None) -> str:
     """The steps that are missing in a log, in short: ``5-7, 12``; empty if none are.
 
     Args:
-        steps: of its lines.
+        steps: the numbers of the steps that its lines are about.
         interval: between two lines; None takes the usual one, without which no step is missing.
     """
     neighbours = list(pairwise(sorted(set(steps))))

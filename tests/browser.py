@@ -13,7 +13,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @dataclass
 class BrowserPage:
-    """A tab that remembers errors, dialogs, violated policies, and what it asked for beyond the file itself."""
+    """A tab that remembers what it wrote in the console, dialogs, and what it asked for beyond the file itself."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class BrowserPage:
             if request.url.partition("#")[0] != address and not request.url.startswith(("data:", "blob:")):
                 self.requests.append(request.url)
 
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("console", lambda message: self.errors.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", dismiss)
         self.page.on("request", ask)

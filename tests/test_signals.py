@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlstab import preflight, signals
 from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
-from rlstab.signals import SIGNAL_NAMES, head, tile, token_signals, token_signals_from_logits
+from rlstab.signals import SIGNAL_NAMES, as_support, head, tile
 from tests.tolerances import assert_near
 from tests.train.runs import small as small_run
 
@@ -23,9 +23,31 @@ TERMS = WIDTH + VOCAB + 8 + ROWS
 #: Bounds on the logits, and on the logits over the smallest temperature.
 LOGIT, HOT = 20.0, 50.0
 DIFFERENTIABLE = sorted(SIGNAL_NAMES - {"max_logprobs"})
-SUBSETS = [set(some) for size in range(6) for some in combinations(sorted(SIGNAL_NAMES), size)]
+SUBSETS = [set(some) for size in range(len(SIGNAL_NAMES) + 1) for some in combinations(sorted(SIGNAL_NAMES), size)]
 #: (rows, columns) of a tile: one tile, several that do not divide, one that divides, one column each
 TILES = [(1024, 4096), (3, 5), (7, 23), (4, 1)]
+
+
+def support_of(ids, vocab):
+    """``(N, 4)`` what a sampler kept: the token, its neighbour, a distant one; every third row is not cut."""
+    support = torch.stack([ids, (ids + 1) % vocab, (ids + vocab // 2) % vocab, torch.full_like(ids, -1)], 1)
+    if vocab < 4:  # or they would not be distinct
+        support[:, 1:] = -1
+    support[::3] = -1
+    return support
+
+
+def token_signals(hidden, head_weight, token_ids, **options):
+    """With a support, if it is read."""
+    if "log_support_mass" in options.get("needs", ()):
+        options = {"support": support_of(token_ids, len(head_weight)), **options}
+    return signals.token_signals(hidden, head_weight, token_ids, **options)
+
+
+def token_signals_from_logits(logits, token_ids, **options):
+    if "log_support_mass" in options.get("needs", ()):
+        options = {"support": support_of(token_ids, logits.shape[1]), **options}
+    return signals.token_signals_from_logits(logits, token_ids, **options)
 
 
 def dense(logits, ids, temperature=1.0):
@@ -34,6 +56,9 @@ def dense(logits, ids, temperature=1.0):
         temperature = temperature.unsqueeze(-1)
     logp = (logits / temperature).log_softmax(-1)
     p = logp.exp()
+    inside = torch.zeros(logp.shape, dtype=torch.bool)
+    for row, support in enumerate(support_of(ids, logits.shape[1]).tolist()):
+        inside[row, [token for token in support if token >= 0] or slice(None)] = True
     kept = p.detach() >= MIN_P * p.detach().amax(-1, keepdim=True)
     return {
         "logprobs": logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
@@ -41,6 +66,7 @@ def dense(logits, ids, temperature=1.0):
         "max_logprobs": logp.detach().amax(-1),
         "log_kept_mass": logp.masked_fill(~kept, -math.inf).logsumexp(-1),
         "sum_p_sq": p.square().sum(-1),
+        "log_support_mass": logp.masked_fill(~inside, -math.inf).logsumexp(-1),
     }
 
 
@@ -83,7 +109,7 @@ def small(monkeypatch):
 
 
 def mixed(rows):
-    return torch.randn(5, rows, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return torch.randn(len(SIGNAL_NAMES), rows, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
 def total(result, needs, mix):
@@ -165,9 +191,10 @@ def test_from_logits_too(tiles, temperature):
 def test_a_tile_ends_where_it_should(small, rows, vocab):
     *given, ids = inputs(rows, WIDTH, vocab)
     ends = torch.tensor([0, vocab - 1, min(4, vocab - 1), min(5, vocab - 1), vocab - 1, 0])[:rows]
-    mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
+    count = len(SIGNAL_NAMES) * rows
+    mix = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(-1, rows) if rows else mixed(0)
     for token in (ids, ends):
-        assert_by_definition(leaves(*given), token, mix=mix, weighed=5 * rows)
+        assert_by_definition(leaves(*given), token, mix=mix, weighed=count)
 
 
 # silent rows
@@ -217,7 +244,7 @@ def test_forbidden_tokens_leave_everything_finite(tiles, dtype):
     bias[:6] = -math.inf  # whole tiles of them, the first among them
     bias[9] = bias[22] = -math.inf
     ids = torch.full((ROWS,), 8)
-    gradients = assert_by_definition(leaves(hidden, weight, bias), ids, mix=torch.ones(5, ROWS))
+    gradients = assert_by_definition(leaves(hidden, weight, bias), ids, mix=torch.ones(len(SIGNAL_NAMES), ROWS))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert (gradients[2][:6] == 0).all()
     assert (gradients[1][9] == 0).all()
@@ -234,7 +261,7 @@ def test_big_and_tiny_logits(tiles, dtype, offset, spread):
     logits = (torch.randn(ROWS, VOCAB, generator=draw).double() * spread + offset).to(dtype)
     ids = logits.argmax(-1)
     hidden, weight = torch.eye(ROWS, dtype=dtype), logits.T.contiguous()
-    g = torch.ones(5, ROWS, dtype=torch.float64)
+    g = torch.ones(len(SIGNAL_NAMES), ROWS, dtype=torch.float64)
     exact = leaves(logits.double())[0]
     expected = dense(exact, ids)
     total(expected, SIGNAL_NAMES, g).backward()
@@ -371,7 +398,7 @@ def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, opti
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved.numel()) or saved, lambda x: x)
     with Largest() as seen, hooks:
         result = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
-        total(vars(result), SIGNAL_NAMES, torch.ones(5, rows)).backward()
+        total(vars(result), SIGNAL_NAMES, torch.ones(len(SIGNAL_NAMES), rows)).backward()
     assert 16 * 64 <= seen.numel <= vocab * width
     assert max(kept) <= vocab * width
     logits = torch.randn(rows, vocab, dtype=dtype)
@@ -434,8 +461,39 @@ def test_what_does_not_fit_is_refused():
         ({"needs": {"entropy"}}, MissingSignal, "entropy"),
         ({"needs": {"log_kept_mass"}}, OutOfRange, "min_p"),
         ({"needs": {"log_kept_mass"}, "min_p": 1.5}, OutOfRange, "min_p"),
+        ({"needs": {"log_support_mass"}}, MissingSignal, "return_sampling_mask"),
+        ({"needs": {"log_support_mass"}, "support": torch.zeros(2, 1).long()}, ShapeError, "support"),
+        ({"needs": {"log_support_mass"}, "support": torch.zeros(3, 1)}, ShapeError, "support"),
+        ({"needs": {"log_support_mass"}, "support": torch.tensor([[0], [1], [-1]])}, OutOfRange, "1 tokens are not in"),
+        ({"needs": {"log_support_mass"}, "support": torch.tensor([[0, 5], [0, 1], [0, 2]])}, OutOfRange, "vocabulary"),
     ):
         with pytest.raises(kind, match=named):
-            token_signals(**{"hidden": hidden, "head_weight": weight, "token_ids": ids} | changes)
+            signals.token_signals(**{"hidden": hidden, "head_weight": weight, "token_ids": ids} | changes)
     with pytest.raises(ShapeError, match="logits"):
         token_signals_from_logits(torch.zeros(5), ids)
+
+
+def test_a_support_is_read_in_the_forms_in_which_samplers_hand_it_over():
+    flat, expected = torch.tensor([7, 3, 1, 5, 2]), [[7, 3, -1], [-1, -1, -1], [1, 5, 2]]
+    assert as_support(flat, offsets=torch.tensor([0, 2, 2, 5])).tolist() == expected  # vLLM
+    assert as_support(flat, counts=torch.tensor([2, 0, 3], dtype=torch.int32)).tolist() == expected  # prime-rl
+    assert as_support(torch.tensor(expected, dtype=torch.int32)).tolist() == expected
+    bits = torch.zeros(2, 9, dtype=torch.bool)
+    bits[0, [1, 4]] = bits[1, 8] = True
+    assert as_support(bits).tolist() == [[1, 4], [8, -1]]
+    assert as_support(flat[:0], counts=torch.zeros(0, dtype=torch.int64)).shape == (0, 0)
+    for given, kind, named in (
+        ((flat, {}), ShapeError, "expected \\(N, K\\)"),
+        ((flat, {"counts": torch.tensor([2, 2])}), ShapeError, "add up to 4"),
+        ((torch.tensor([[1, 2, 1]]), {}), OutOfRange, "kept twice"),
+    ):
+        with pytest.raises(kind, match=named):
+            as_support(given[0], **given[1])
+
+
+def test_the_mass_of_a_support_is_exact_however_small_it_is():
+    logits = torch.tensor([[0.0, -400.0, -401.0]])
+    result = signals.token_signals_from_logits(
+        logits, torch.tensor([1]), needs={"logprobs", "log_support_mass"}, support=torch.tensor([[1, 2]])
+    )
+    assert (result.logprobs - result.log_support_mass).item() == pytest.approx(-math.log1p(math.exp(-1.0)), abs=1e-4)

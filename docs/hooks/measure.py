@@ -165,7 +165,9 @@ def coefficients(part: Part, policy: PolicyOutputs) -> Tensor:
 
 def factors(part: Part, policy: PolicyOutputs) -> Tensor:
     """``(n,)`` coefficients relative to those of an untouched token; NaN where the advantage is 0."""
-    untouched = held_ratio(replace(part, terms=replace(part.terms, keep=None, ratio=None, support=None)), policy.constant())
+    untouched = held_ratio(
+        replace(part, terms=replace(part.terms, keep=None, ratio=None, support=None)), policy.constant()
+    )
     return coefficients(part, policy) / (untouched * part.batch.advantages)
 
 

@@ -58,8 +58,8 @@ def _changed(
 
 
 _DATA = Path(__file__).parent.parent / "data"
-#: Names of the models that ship with the package, which are not paths.
-SHIPPED_MODELS = tuple(sorted(config.parent.name for config in _DATA.glob("*/config.json")))
+#: The folders of the models that ship with the package, by their names, which are not paths.
+SHIPPED_MODELS = {config.parent.name: config.parent for config in sorted(_DATA.glob("*/config.json"))}
 
 
 def located(document: Document) -> Document:

@@ -6,8 +6,9 @@
                                               or -surrogate(ratio_i) * (A_i + bonus_i)
       + sum_k coef_k * sum_i c0_i * where_ki * fn_k(policy, anchor)_i
 
-With ``support`` the live log-probs are those over the tokens that the sampler kept, in all of this. ``c`` comes from the
-counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
+With ``support`` the live log-probs are those over the tokens that the sampler kept, in all of this.
+
+``c`` comes from the counts of kept tokens, ``c0`` from those of all tokens, both over the whole optimizer step.
 """
 
 from __future__ import annotations

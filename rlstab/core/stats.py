@@ -19,7 +19,7 @@ from rlstab.core.comm import Comm, Gather, LocalComm, Read, Rounds, Sum, carried
 from rlstab.core.compare import below, chunks, indices, reached
 from rlstab.core.devices import sent
 from rlstab.core.method_settings import check_choices
-from rlstab.core.select import OrderStatistics, selection
+from rlstab.core.order_statistics import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 

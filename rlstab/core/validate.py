@@ -91,7 +91,7 @@ def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
         owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        cls: of the method, which knows signals and what is none.
+        cls: the class of the method, which knows the signals.
 
     Raises:
         MethodError: with the nearest known name.
@@ -230,8 +230,6 @@ def checked_terms(owner: str, terms: Terms, batch: TokenBatch, writes: Set[str])
         _check_tokens(f"'{owner}': Terms.{name}", getattr(terms, name), batch, kind)
     for name, metric in terms.report.items():
         _require(metric, Mean, f"'{owner}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
-    if terms.support not in (None, True):
-        raise MethodError(f"'{owner}': Terms.support is {kind_of(terms.support)}, expected True or None.")
     if terms.bounds is not None:
         _check_bounds(f"'{owner}': Terms.bounds", terms.bounds, batch)
     if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):

@@ -150,8 +150,8 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
         )
     if run.rollout.cut and "log_support_mass" not in objective.live_needs:
         lines.append(
-            "rollout.top_p and top_k: the sampler's log-probs are over the tokens that it kept, and those of the loss over "
-            "the whole vocabulary. Add support_replay."
+            "rollout.top_p and top_k: the sampler's log-probs are over the tokens that it kept, and those of the loss "
+            "over the whole vocabulary. Add support_replay."
         )
     if optimisation.scope == "microbatch":
         lines.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

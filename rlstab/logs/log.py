@@ -134,7 +134,9 @@ class Rows(dict[int, dict[str, float]]):
             yield f"left out {counted(beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
         if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
             yield f"no line for {self.unit} {missing}"
-        texts = [f"{name} in {counted(len(at), 'line')} from {self.unit} {at[0]} on" for name, at in damaged.items()]
+        texts = [
+            f"{name} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on" for name, steps in damaged.items()
+        ]
         if texts:
             yield f"left out values that are NaN, Inf or null: {', '.join(texts)}"
 

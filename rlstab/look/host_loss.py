@@ -146,15 +146,13 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
     def of_part(values: Tensor) -> Tensor:
         return summed(values, part, len(ranks))[part] * torch.bincount(ranks)[ranks][part]
 
-    def responses() -> Tensor:
-        return of_part(torch.ones_like(counts))
-
+    responses = of_part(torch.ones_like(counts))
     divisors: Mapping[str, Callable[[], Any]] = {
         "step": lambda: (formula.tokens or counts.sum()) / step.header.ranks,
         "rank": lambda: summed(counts, ranks[part], len(ranks))[ranks[part]],
         "part": lambda: of_part(counts),
-        "response": lambda: counts * responses(),
-        "length": lambda: formula.length * responses(),
+        "response": lambda: counts * responses,
+        "length": lambda: formula.length * responses,
     }
     divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
     return 1 / divisor.expand(len(part))

@@ -169,9 +169,8 @@ def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
         nearly.append("The dump lacks settings of TRL's loss: its defaults stand for them.")
     counted = kind in OVER_TOKENS and kind != "bnpo"  # TRL counts the tokens of a generation
     tokens = (settings.get("num_items_in_batch") or 0.0) * generations if counted else 0.0
-    formula = None if more else _formula(methods, tokens=tokens, length=config.max_completion_length or math.nan)
-    if formula is not None and kind == "bnpo":
-        formula = replace(formula, mean="part")
+    base = {"mean": "part" if kind == "bnpo" else "step", "length": config.max_completion_length or math.nan}
+    formula = None if more else _formula(methods, tokens=tokens, **base)
     if formula is not None and config.delta is not None and kind != "cispo":
         # a clip has it in its bounds, where no error can leave it out
         high = config.epsilon if config.epsilon_high is None else config.epsilon_high

@@ -185,7 +185,7 @@ def sampler_of(steps: Sequence[Step]) -> Sampler | None:
         own=name_of_run,
         lengths=lengths,
         longest=longest,
-        cut="" if "live_log_support_mass" in steps[0].tensors else _cut(steps[0].header),
+        cut="" if "support" in steps[0].tensors else _cut(steps[0].header),
         apart=_not_comparable(steps[0].header),
     )
 

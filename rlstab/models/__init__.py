@@ -3,6 +3,6 @@
 This room knows nothing of rollouts, objectives and optimizers.
 """
 
-from rlstab.models.loading import SHIPPED
+from rlstab.config.user_code import SHIPPED_MODELS as SHIPPED
 
 __all__ = ["SHIPPED"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from einops import rearrange
@@ -35,11 +35,13 @@ class Decoded:
         sequences: their responses are on the device while they are decoded, then all is on the CPU.
         signals: ``(R, T)`` by name, 0 in the padding.
         ended: ``(R,)`` bool, True where an EOS or a stop text ended the response.
+        supports: of each step, ``(R, K)`` int32, where ``log_support_mass`` is a signal.
     """
 
     sequences: Sequences
     signals: dict[str, Tensor]
     ended: Tensor
+    supports: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class Decoder:
         names: names of the signals, log-probs among them: those of the tokens that top-p and top-k keep.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
-        keeps_support: return the tokens that top-p and top-k kept.
     """
 
     policy: Policy
@@ -62,7 +63,6 @@ class Decoder:
     names: list[str]
     options: Mapping[str, float]
     greedy: bool
-    keeps_support: bool = False
 
     def batch(
         self,
@@ -96,7 +96,6 @@ class Decoder:
         )
         # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
         interval = 1 if device.type == "cpu" else 8
-        supports = list[Tensor]()
         end_ids = sent(torch.tensor(sorted(policy.eos_ids)), device)
         cache = DynamicCache(config=policy.model.config)
         tokens, mask = sent(prompt_ids[read], device), sent(prompt_mask[read], device)
@@ -113,7 +112,7 @@ class Decoder:
                     cache.reorder_cache(prompt_read)  # type: ignore[arg-type]  # a LongTensor it is
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
-                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing, supports)
+                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
                 ends = torch.isin(chosen, end_ids) | self._stops(step, out, rows, begun)
                 out.ended[rows] |= growing & ends
                 tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
@@ -129,28 +128,26 @@ class Decoder:
         mask, tokens, ended, *signals = on_cpu([*sampled, out.ended, *out.signals.values()])
         length = int(mask.any(0).sum())
         cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
-        width = max((kept.shape[1] for kept in supports), default=0)
-        padded = [pad(kept, (0, width - kept.shape[1]), value=-1) for kept in on_cpu(supports)]
-        support = torch.stack(padded[:length], 1) if length and width else None
+        width = max((step.shape[1] for step in out.supports), default=0)
+        padded = [pad(step, (0, width - step.shape[1]), value=-1) for step in on_cpu(out.supports)]
+        support = torch.stack(padded[:length], 1) if length and width else tokens.new_zeros((count, length, 0)).int()
         return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length], support), cut, ended)
 
-    def _token(
-        self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor, supports: list[Tensor]
-    ) -> Tensor:
+    def _token(self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor) -> Tensor:
         """Draw a token for some rows, and write it, its signals and its support where the row is unfinished."""
         settings, temperature = self.settings, self.settings.temperature
-        kept, among = rows.new_zeros((len(rows), 0)), logits
+        support, rest = rows.new_zeros((len(rows), 0)), logits
         if settings.cut:
-            kept = drawn_from(logits / temperature, settings.top_p, settings.top_k)
-            among = only(logits, kept)
-        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(among / temperature, dim=-1), draw)
+            support = drawn_from(logits / temperature, settings.top_p, settings.top_k)
+            rest = only(logits, support)
+        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(rest / temperature, dim=-1), draw)
         signals = token_signals_from_logits(
             logits,
             chosen,
             temperature=temperature,
             needs={*self.names, *(["log_support_mass"] * settings.cut)},
             min_p=self.options.get("min_p"),
-            support=kept,
+            support=support,
             check_ids=False,  # drawn from these logits
         )
         out.sequences.response_mask[rows, step] = growing
@@ -159,9 +156,10 @@ class Decoder:
             signals = replace(signals, logprobs=signals.logprobs - signals.log_support_mass)
         for name in self.names:
             out.signals[name][rows, step] = torch.where(growing, getattr(signals, name), 0.0)
-        if self.keeps_support and settings.cut:
-            every = kept.new_full((len(out.ended), kept.shape[1]), -1).int()
-            supports.append(every.index_copy(0, rows, torch.where(growing.unsqueeze(1), kept, -1).int()))
+        if "log_support_mass" in self.names and settings.cut:
+            support = torch.where(growing.unsqueeze(1), support, -1)
+            padded = support.new_full((len(out.ended), support.shape[1]), -1)
+            out.supports.append(padded.index_copy(0, rows, support).int())
         return chosen
 
     def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
@@ -218,7 +216,7 @@ def require_decoding(
 
     Args:
         policy: that samples and learns.
-        name: of the model.
+        name: the model in errors.
         examples: the shortest prompt and the longest.
         settings: how responses are sampled.
 
@@ -273,9 +271,9 @@ def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences
 
     Args:
         policy: any, such as a reference.
-        name: of the model.
+        name: the model in errors.
         trial: see :func:`require_decoding`.
-        temperature: of the log-probs.
+        temperature: the number by which logits are divided before the log-probs.
 
     Returns:
         the largest logit.

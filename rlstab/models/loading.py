@@ -31,14 +31,10 @@ from rlstab.safe_read import read_json
 if TYPE_CHECKING:  # their modules take seconds, and a tokenizer needs none of them
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_DATA = Path(__file__).parent.parent / "data"
-
-#: Models that ship with the package.
-SHIPPED = {name: _DATA / name for name in SHIPPED_MODELS}
 
 _GIVE = (
     "Give a folder that holds a transformers model with safetensors weights and its tokenizer, a name on the model "
-    f"hub, or one of: {', '.join(SHIPPED)}."
+    f"hub, or one of: {', '.join(SHIPPED_MODELS)}."
 )
 
 
@@ -120,7 +116,7 @@ def load_part(role: str, name: str, load: Callable[..., Any], **options: Any) ->
     Raises:
         ModelError: the part cannot be loaded, or the folder is missing or holds an adapter.
     """
-    source = str(SHIPPED.get(name, from_home(name)))
+    source = str(SHIPPED_MODELS.get(name, from_home(name)))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     if (Path(source) / ADAPTER_CONFIG).is_file():

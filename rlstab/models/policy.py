@@ -340,7 +340,8 @@ class Policy:
             options: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
-        asked, needs = needs, needs | ({"log_support_mass"} if sequences.support.shape[-1] else set())
+        over_support = sequences.support.shape[-1] > 0
+        needs = needs | ({"log_support_mass"} if over_support else set())
         names, cells, columns = sorted(needs), [], list[Tensor]()
         for index_of_rows in rows.split(size):
             if not len(index_of_rows):
@@ -354,9 +355,9 @@ class Policy:
         evidence = {name: torch.zeros(sequences.response_ids.shape) for name in needs}
         for number, values in enumerate(on_cpu(columns)):  # one wait for the device
             evidence[names[number % len(names)]][cells[number // len(names)]] = values.float()
-        if sequences.support.shape[-1] and "logprobs" in needs:
+        if over_support and "logprobs" in needs:
             evidence["logprobs"] -= evidence["log_support_mass"]
-        return {name: evidence[name] for name in asked}
+        return evidence
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
         """``(R, T, ...)`` hidden states if :attr:`head` is known, else logits, that predict the response tokens."""
@@ -554,7 +555,7 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
 
     Args:
         policy: tokenizer, and configuration or adapter.
-        name: of the model.
+        name: the model in errors.
         examples: prompts that both tokenizers encode.
         settings: how.
 

@@ -36,7 +36,7 @@ def require_stop_texts(tokenizer: Any, vocabulary: int, stops: Sequence[str]) ->
     """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         vocabulary: the number of tokens that the model has embeddings for.
         stops: the stop texts.
 

@@ -21,13 +21,12 @@ from rlstab.config.identity import digest
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import name_in_yaml
-from rlstab.config.user_code import checksums, portable
+from rlstab.config.user_code import SHIPPED_MODELS, checksums, portable
 from rlstab.core.compose import Composition, Observe, Within
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import ReportError
 from rlstab.files import checksum, from_home
-from rlstab.models.loading import SHIPPED
 from rlstab.probe.suite import HERE
 from rlstab.report.run_folder import read_folder
 from rlstab.report.runs import RunRecord
@@ -118,7 +117,7 @@ def _own_code() -> frozenset[str]:
 @cache
 def _weights(name: str) -> list[str] | str:
     """Checksums of the weights of a model; its name if they are not on this machine."""
-    folder = SHIPPED.get(name, from_home(name))
+    folder = SHIPPED_MODELS.get(name, from_home(name))
     return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))] or name
 
 

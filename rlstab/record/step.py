@@ -50,7 +50,18 @@ CORRECTION = "importance_sampling_ratio"
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
 _WHOLE = frozenset(
-    {"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask", "versions", "support"}
+    {
+        "lengths",
+        "prompt_lengths",
+        "sequence_ids",
+        "group_ids",
+        "parts",
+        "ids",
+        "prompt_ids",
+        "mask",
+        "versions",
+        "support",
+    }
 )
 #: The most ids of a support that a record has for each token.
 MOST_KEPT = 64

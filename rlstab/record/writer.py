@@ -182,10 +182,10 @@ def tensors_of(
         del tokens[name]
     extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
     if support is not None and support.shape[-1]:
-        kept = support.flatten(0, 1)[index].int()
-        many = (kept >= 0).sum(1, keepdim=True) > MOST_KEPT
-        kept = pad(kept, (0, MOST_KEPT - kept.shape[1]), value=-1)  # cuts off what is beyond
-        extra["support"] = kept.masked_fill(many, -2)
+        support = support.flatten(0, 1)[index].int()
+        mask = (support >= 0).sum(1, keepdim=True) > MOST_KEPT
+        support = pad(support, (0, MOST_KEPT - support.shape[1]), value=-1)  # cuts off what is beyond
+        extra["support"] = support.masked_fill(mask, -2)
     return {
         **tokens,
         **extra,

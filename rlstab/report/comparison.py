@@ -328,20 +328,8 @@ def _table(
     collapses = {method: _collapse(group, losses[method]) for method, group in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
-    return Table(
-        bench,
-        setting,
-        baseline,
-        methods,
-        by_method,
-        cells,
-        collapses,
-        costs,
-        equal,
-        differs,
-        [*checks, *twice.values()],
-        notes,
-    )
+    checks += twice.values()
+    return Table(bench, setting, baseline, methods, by_method, cells, collapses, costs, equal, differs, checks, notes)
 
 
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, dict[str, str]]:

@@ -1,5 +1,5 @@
 (async () => {
-  // gzip in base64, as `packed` in output.py writes it; a script runs by its digest in the head of the page
+  // gzip in base64, as `packed` in render.py writes it; a script runs by its digest in the head of the page
   const unpacked = (id) => {
     const bytes = Uint8Array.from(atob(by(id).textContent), (character) => character.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
@@ -97,7 +97,7 @@
     return {
       font: { family: sans, size: 12, color: variable("--soft") },
       paper_bgcolor: variable("--paper"), plot_bgcolor: variable("--paper"),
-      margin: { l: 46, r: 16, t: 10, b: 42 }, showlegend: state.print, legend: { orientation: "h", y: -0.2 }, hovermode: "x unified", dragmode: "zoom",
+      margin: { l: 46, r: 16, t: 10, b: state.print ? 64 : 42 }, showlegend: state.print, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" }, hovermode: "x unified", dragmode: "zoom",
       hoverlabel: { bgcolor: variable("--raised"), bordercolor: variable("--faint"), font: { color: variable("--ink"), family: sans, size: 12 }, namelength: 40 },
       xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, automargin: "left", ...y },
     };

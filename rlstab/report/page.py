@@ -68,7 +68,6 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
     context = contents(comparison, command) | functions | numbers
-    # plotly writes styles as it draws
     return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[of_plotly])
 
 
@@ -106,7 +105,6 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
             for outcome in comparison.outcomes
         ],
         "width": WIDTH,
-        "same": {key: text for key, table in tables.items() if (text := _same(table))},
         "panels": panels,
         "learning": learning,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
@@ -164,16 +162,6 @@ def _what(comparison: Comparison, methods: int) -> str:
         *([f"compared by {SPENT[comparison.by]}"] if comparison.by != "rollouts" else []),
     ]
     return " · ".join(parts)
-
-
-def _same(table: Table) -> str:
-    """Sentences about methods whose runs equal the baseline's: their curves are hidden by its curve."""
-    verdicts: dict[str, set[str]] = defaultdict(set)
-    for (name, _), cell in table.cells.items():
-        verdicts[name].add(cell.paired.verdict if cell.paired else "baseline")
-    names = [name for name in table.methods if verdicts[name] == {"identical"}]
-    verb = "gives" if len(names) == 1 else "give"
-    return f"{listed(names)} {verb} exactly the values of {table.baseline}, so their curves coincide." if names else ""
 
 
 # -- configurations ----------------------------------------------------------------------------------------------------

@@ -99,17 +99,8 @@ def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
     for method in table.methods:
         losses, table_and_method = table.collapses[method].losses, [table.bench, table.setting, method]
-        verdict = "" if losses.p is None else f"p = {losses.p:.3g} against {table.baseline}"
-        yield [
-            *table_and_method,
-            "",
-            "rate of lost runs",
-            losses.rate.value,
-            losses.rate.low,
-            losses.rate.high,
-            losses.rate.count,
-            verdict,
-        ]
+        verdict, rate = "" if losses.p is None else f"p = {losses.p:.3g} against {table.baseline}", losses.rate
+        yield [*table_and_method, "", "rate of lost runs", rate.value, rate.low, rate.high, rate.count, verdict]
         for name in names:
             cell, pair = table.cells[method, name], table.cells[method, name].paired
             shown = [("mean", cell.summary, len(cell.values), "")]
@@ -187,15 +178,8 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
     for index, (method, pair) in enumerate(shown.items()):
         colour, mean = _line(comparison, method)["color"], pair.difference
         axes.plot(pair.differences, [index] * len(pair.seeds), "|", color=colour, ms=7)
-        axes.plot(
-            np.array([mean.low, mean.value, mean.high], float),
-            [index] * 3,
-            "o-",
-            color=colour,
-            ms=4,
-            lw=1,
-            markevery=[1],
-        )
+        interval = np.array([mean.low, mean.value, mean.high], float)
+        axes.plot(interval, [index] * 3, "o-", color=colour, ms=4, lw=1, markevery=[1])
     axes.axvline(0, color="0.5", lw=0.6, zorder=0)
     axes.set_yticks(range(len(shown)), list(shown))
     axes.set_ylim(len(shown) - 0.5, -0.5)

@@ -56,26 +56,21 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
     cells = {method: table.cells[method, outcome.name] for method in table.methods}
     value_digits = _digits(cell.summary for cell in cells.values())
     difference_digits = _digits(cell.paired.difference for cell in cells.values() if cell.paired)
-    rows = []
-    for method, cell in cells.items():
-        paired = cell.paired
-        rows.append(
-            TableRow(
-                method=method,
-                seeds=len(cell.values),
-                value=_shown(cell.summary, value_digits),
-                difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
-                estimate=paired.difference if paired else None,
-                verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
-                cost=table.costs[method],
-                remark="; ".join(
-                    filter(
-                        None, [_remark(cell, outcome), *_lost(table, method, cell), *_differing(table, method, outcome)]
-                    )
-                ),
-            )
+
+    def row(method: str, cell: Cell, paired: Paired | None) -> TableRow:
+        remarks = [_remark(cell, outcome), *_lost(table, method, cell), *_differing(table, method, outcome)]
+        return TableRow(
+            method=method,
+            seeds=len(cell.values),
+            value=_shown(cell.summary, value_digits),
+            difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
+            estimate=paired.difference if paired else None,
+            verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
+            cost=table.costs[method],
+            remark="; ".join(filter(None, remarks)),
         )
-    return rows
+
+    return [row(method, cell, cell.paired) for method, cell in cells.items()]
 
 
 def _lost(table: Table, method: str, cell: Cell) -> list[str]:

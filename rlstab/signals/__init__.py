@@ -221,8 +221,8 @@ def _check_support(support: Tensor | None, source: Tensor, vocab: int, token_ids
         )
     if support.ndim != 2 or support.shape[0] != source.shape[0] or support.is_floating_point():
         raise ShapeError(
-            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected (N, K) "
-            f"token ids. See as_support."
+            f"{source.shape[0]} rows and a support of {support.dtype} and shape {tuple(support.shape)}; expected "
+            f"(N, K) token ids. See as_support."
         )
     if check_ids and support.numel():
         outside = (support >= 0).any(1) & ~(support == token_ids.unsqueeze(1)).any(1)

@@ -159,7 +159,7 @@ class HeadSignals(torch.autograd.Function):
                 hidden,
                 ids,
                 incoming(arrived),
-                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum),
+                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum, ctx.ask.support),
                 ctx.ask,
             )
         return (*once(gradients, [hidden, weight, bias, *arrived]), None, None, None, None, None)
@@ -206,12 +206,13 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "logprobs" in ask.needs:
                 column, in_tile = within(ids[span], columns.start, x.shape[1])
                 logit[span] = torch.where(in_tile, x.gather(1, column).squeeze(1), logit[span])
-            if "log_support_mass" in ask.needs and ask.support is not None:
-                of_support[span] = of_support[span].logaddexp(log_total(x, ask.support[span], columns.start))
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
             shifted = x.sub_(new.unsqueeze(1))
+            if "log_support_mass" in ask.needs and ask.support is not None:
+                of_tile = log_total(shifted, ask.support[span], columns.start)
+                of_support[span] = (of_support[span] + grown).logaddexp(of_tile)
             e = torch.exp(shifted, out=buffers.take("e", *x.shape))
             if "entropies" in ask.needs:  # relative to the maximum: a plain sum of p * x cancels
                 fresh = shifted.clamp_(min=FLOOR).mul_(e).sum(1)
@@ -222,7 +223,7 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             top[span] = new
     settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, logit=logit)
     if "log_support_mass" in ask.needs and ask.support is not None:
-        rows.values["log_support_mass"] = log_mass(of_support - top, rows.log_sum, ask.support)
+        rows.values["log_support_mass"] = log_mass(of_support, rows.log_sum, ask.support)
     if "log_kept_mass" in ask.needs:
         _kept_pass(head, hidden, rows, ask, buffers)
     return rows
@@ -256,14 +257,15 @@ def _backward(
     dense = live.numel() == count
     if not dense:  # rows without gradient leave here, and with them their share of every product below
         head, live_hidden, ids = head.pick(live), hidden[live], ids[live]
-        rows = Rows({name: values[live] for name, values in rows.values.items()}, rows.top[live], rows.log_sum[live])
+        support = None if rows.support is None else rows.support[live]
+        values = {name: values[live] for name, values in rows.values.items()}
+        rows = Rows(values, rows.top[live], rows.log_sum[live], support)
         grads = {name: grad[live] for name, grad in grads.items()}
     else:
         live_hidden = hidden
     live_hidden = multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
-    support = ask.support if dense or ask.support is None else ask.support[live]
-    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0, support)
+    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
     size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
     buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
     target = ask.target if dense or ask.target is None else ask.target.pick(live)

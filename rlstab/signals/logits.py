@@ -57,7 +57,8 @@ def _gradient(
     buffers, teacher_buffers = Buffers(logits, size), Buffers(logits, size)
     for index in (live[span] for span in spans(live.numel(), height)):
         values = {name: values[index] for name, values in rows.values.items()}
-        part = Rows(values, rows.top[index], rows.log_sum[index])
+        support = None if ask.support is None else ask.support[index]
+        part = Rows(values, rows.top[index], rows.log_sum[index], support)
         by_row = temperature[index] if isinstance(temperature, Tensor) else temperature
         arrived = {name: grad[index].to(part.top.dtype) for name, grad in grads.items()}
         slope = Slope.of(
@@ -66,7 +67,6 @@ def _gradient(
             part,
             1 / by_row,
             ask.min_p or 1.0,
-            None if ask.support is None else ask.support[index],
         )
         # indexing copies, so the caller's logits are safe from what is done in place
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)

@@ -107,6 +107,7 @@ class Rows:
     values: dict[str, Tensor]
     top: Tensor
     log_sum: Tensor
+    support: Tensor | None = None
 
     @classmethod
     def empty(cls, count: int, needs: frozenset[str], like: Tensor) -> Rows:
@@ -201,8 +202,8 @@ class Slope:
     """The gradient of any signals with respect to the logits: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
-    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary; ``support`` is that of the tokens in
-    ``members``, whose probabilities are relative to ``level``.
+    another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary; ``support`` is that of the tokens
+    in ``members``, whose probabilities are relative to ``level``.
     """
 
     top: Tensor
@@ -218,13 +219,7 @@ class Slope:
 
     @classmethod
     def of(
-        cls,
-        grads: Mapping[str, Tensor],
-        values: Mapping[str, Tensor],
-        rows: Rows,
-        scale: float | Tensor,
-        min_p: float,
-        support: Tensor | None = None,
+        cls, grads: Mapping[str, Tensor], values: Mapping[str, Tensor], rows: Rows, scale: float | Tensor, min_p: float
     ) -> Slope:
         """From the incoming gradients ``(n,)`` and the signals' values; ``scale`` is d logit / d what is asked for."""
         const = torch.zeros_like(rows.log_sum)
@@ -246,13 +241,13 @@ class Slope:
             terms["kept"] = g * (-values["log_kept_mass"]).exp() * inverse
             const -= g
         level = None
-        if "log_support_mass" in grads and support is not None:
-            terms["support"] = torch.where((support >= 0).any(1), grads["log_support_mass"], 0.0)
+        if "log_support_mass" in grads and rows.support is not None:
+            terms["support"] = torch.where((rows.support >= 0).any(1), grads["log_support_mass"], 0.0)
             const -= terms["support"]
             level = values["log_support_mass"] + rows.log_sum
         terms["const"] = const * inverse
         scaled = {name: term * scale for name, term in terms.items()}
-        return cls(rows.top, min_p, **scaled, level=level, members=support)
+        return cls(rows.top, min_p, **scaled, level=level, members=rows.support)
 
     def __getitem__(self, span: slice) -> Slope:
         parts: dict[str, Any] = {name: part[span] for name, part in vars(self).items() if isinstance(part, Tensor)}

@@ -5,8 +5,8 @@
 function, written with rlstab or not.
 """
 
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.check import Report, Result, check_objective, check_stage, parametrize_laws
-from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.cut_free import CutResult, assert_cut_free, check_cut_free, skyrl_loss, trl_loss, verl_loss
 from rlstab.testing.laws import LAWS, Law
 from rlstab.testing.stage_laws import STAGE_LAWS

@@ -18,7 +18,7 @@ from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
 from rlstab.extras import require
 from rlstab.stages.stage import PromptSelector, Stage
 from rlstab.testing import fresh_process, tolerances
-from rlstab.testing.compare import BrokenLaw
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.edges import count, edges_of, rich_step, sharpened
 from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial

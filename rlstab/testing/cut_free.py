@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 
 from rlstab.core.method_settings import check_choices
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.check import Report, Result
-from rlstab.testing.compare import BrokenLaw
 
 #: The arguments that a loss may take, by name. Tensors are float64 and padded, log-probs in nats.
 ARGUMENTS: Mapping[str, str] = {
@@ -342,7 +342,7 @@ def verl_loss(function: Callable[..., Any], config: Any, mode: str = "token-mean
     """A policy loss of verl, with the counts of the step that verl's worker passes.
 
     Args:
-        function: as ``register_policy_loss`` takes it, or ``get_policy_loss_fn`` gives it.
+        function: a policy loss, as ``register_policy_loss`` takes it or ``get_policy_loss_fn`` gives it.
         config: an ``ActorConfig``.
         mode: verl's ``loss_agg_mode``.
     """
@@ -362,7 +362,7 @@ def skyrl_loss(function: Callable[..., Any], config: Any) -> Callable[..., Tenso
     """A policy loss of SkyRL's registry, with advantages that are divided as SkyRL does for a mini-batch.
 
     Args:
-        function: as ``register_policy_loss`` takes it.
+        function: a policy loss, as ``register_policy_loss`` takes it.
         config: an ``AlgorithmConfig`` with the ``loss_reduction`` 'token_mean', or 'sequence_mean'.
     """
 

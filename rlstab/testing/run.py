@@ -21,7 +21,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
-from rlstab.testing.compare import BrokenLaw, near, same_report, same_state
+from rlstab.testing.agreement import BrokenLaw, near, same_report, same_state
 from rlstab.testing.rollouts import Rollout
 from rlstab.testing.steps import Step
 

@@ -10,7 +10,7 @@ import torch
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import Method, measure_all
 from rlstab.stages.stage import AdvantageEstimator, PromptSelector, Stage
-from rlstab.testing.compare import BrokenLaw
+from rlstab.testing.agreement import BrokenLaw
 from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import (
     LONG,

@@ -132,19 +132,6 @@ class Step:
         """With an odd seed built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
         return replace(self, layout=seed) if seed % 2 else self
 
-    def twice(self) -> Step:
-        """The optimizer step with every sequence twice, the copies under new ids."""
-        rows = len(self.sequence_ids)
-        shift = int(self.sequence_ids.max()) + 1 if rows else 0
-        return replace(
-            self._each(lambda values: values.repeat(2)),
-            sequence=torch.cat([self.sequence, self.sequence + rows]),
-            position=self.position.repeat(2),
-            sequence_ids=torch.cat([self.sequence_ids, self.sequence_ids + shift]),
-            group_ids=torch.cat([self.group_ids, self.group_ids + shift]),
-            layout=None,
-        )
-
     def given(self, **evidence: Tensor) -> Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
@@ -235,9 +222,9 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
 
     Args:
         number: the number of the step.
-        extra: as in :func:`make_step`.
+        extra: names of user-defined signals to draw, see :func:`make_step`.
         size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
-        extreme: as in :func:`make_step`.
+        extreme: whether values go as far as numbers can, see :func:`make_step`.
     """
     draw = random.Random(number)
     kind, longest = draw.choice(KINDS), min(8, 1 + size)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlstab.testing.compare import BrokenLaw
+from rlstab.testing.agreement import BrokenLaw
 
 
 class ReadOnly:

@@ -210,6 +210,7 @@ class Generator:
         settings = run.rollout if cut else run.rollout.model_copy(update={"top_p": 1.0, "top_k": 0})
         if split == "train":
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
+            needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
         parts, jobs = list[Rollout](), list[Future[Scores]]()
         with metrics.phase("sample"):
             for part in sample(
@@ -222,7 +223,6 @@ class Generator:
                 needs=needs,
                 options=run.composition.signal_options,
                 greedy=greedy,
-                keeps_support=split == "train" and "log_support_mass" in run.composition.live_needs,
             ):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]

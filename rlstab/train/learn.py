@@ -265,8 +265,8 @@ class Learner:
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
             if compared and batch.rollout_logprobs is not None and outputs:
-                same = live if live.log_support_mass is None else live.over_support()
-                gap = same.logprobs.detach() - batch.rollout_logprobs
+                comparable = live if live.log_support_mass is None else live.over_support()
+                gap = comparable.logprobs.detach() - batch.rollout_logprobs
                 gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
 

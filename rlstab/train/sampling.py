@@ -28,7 +28,6 @@ def sample(
     needs: Set[str] = frozenset(),
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
-    keeps_support: bool = False,
 ) -> Iterator[Rollout]:
     """Sample one response to each example, batch by batch.
 
@@ -47,7 +46,6 @@ def sample(
         needs: signals to return.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
-        keeps_support: return the tokens that top-p and top-k kept.
 
     Yields:
         each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
@@ -67,7 +65,7 @@ def sample(
     )
     prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
     room = settings.max_new_tokens - planned.given
-    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy, keeps_support)
+    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
         part = planned.select(span)

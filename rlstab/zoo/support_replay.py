@@ -20,9 +20,9 @@ class SupportReplay(TokenObjective):
             d ln(p(a_t) / M_t) / dx_j = [j = a_t] - [j in S_t] p(j) / M_t
 
         ln M_t is ``log_support_mass``, x the logits. S_t is constant: it is what the sampler did. Where q is the
-        sampler, the mean of r_t A_t over its draws, and its gradient, are those of A_t over p cut to S_t: exact, however
-        far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of ``gspo``
-        and ``kl``, a live log-prob is less ln M_t.
+        sampler, the mean of r_t A_t over its draws, and its gradient, are those of A_t over p cut to S_t: exact,
+        however far p has moved. Logits outside of S_t have no gradient. In all other terms too, such as the ratio of
+        ``gspo`` and ``kl``, a live log-prob is less ln M_t.
 
     Reads:
         - live ``log_support_mass`` (n,), nats, with gradient: on the tokens whose log-prob the loss reads.
@@ -30,7 +30,8 @@ class SupportReplay(TokenObjective):
         - ``old_logprobs`` (n,), nats: over the same tokens, as samplers report them (vLLM: ``processed_logprobs``).
 
     Writes:
-        - ``support``: True.
+        - ``support``: Divide the live probability of each token by the policy's mass on the tokens that the sampler
+          kept (top-p, top-k), wherever the loss reads it.
 
     Denominator:
         untouched: every token counts.
@@ -46,8 +47,8 @@ class SupportReplay(TokenObjective):
           vocabulary.
 
     Pitfalls:
-        All log-probs of the evidence must be over the tokens kept: rlstab's trainer makes them so, for the reference and
-        the teacher too. A host's recomputed ``old_logprobs`` of the whole vocabulary would be divided by another
+        All log-probs of the evidence must be over the tokens kept: rlstab's trainer makes them so, for the reference
+        and the teacher too. A host's recomputed ``old_logprobs`` of the whole vocabulary would be divided by another
         mass; take the sampler's. Nothing trains what lies outside of S_t: the policy is good at the top-p at which it
         was sampled, and may keep or gain mass elsewhere.
 
@@ -85,12 +86,6 @@ class SupportReplay(TokenObjective):
     excludes = {
         "lp_reg": "it compares log-probs with that of the likeliest token of the whole vocabulary.",
     }
-
-    def in_words(self) -> dict[str, str]:
-        return {
-            "support": "Divide the live probability of each token by the policy's mass on the tokens that the sampler "
-            "kept (top-p, top-k), wherever the loss reads it."
-        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         return Terms(support=True)

@@ -189,8 +189,9 @@ def test_without_the_refusal_unsloth_would_silently_leave_out_the_objective(
 ) -> None:
     as_unsloth(monkeypatch)
     again = adapter_again(monkeypatch)
-    for name in ("check_release", "check_unpatched"):
-        monkeypatch.setattr(again, name, lambda: None)
+    for name in ("trainer", "hooks"):
+        for check in ("check_release", "check_unpatched"):
+            monkeypatch.setattr(f"rlstab.adapters.trl.{name}.{check}", lambda: None, raising=False)
     monkeypatch.setattr(sys.modules["rlstab.adapters.trl"], "RLStabGRPOTrainer", again.RLStabGRPOTrainer)
     trainer = trainer_of(tmp_path, [CLIP], max_steps=1)
     before = [weight.detach().clone() for weight in trainer.model.parameters()]

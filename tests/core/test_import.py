@@ -67,7 +67,7 @@ FLOORS = [
     {"zoo"},
     {"presets"},
     {"config", "hosts"},
-    {"explain", "record", "tasks", "testing"},
+    {"explain", "page", "record", "tasks", "testing"},
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},

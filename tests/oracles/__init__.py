@@ -1,13 +1,15 @@
 """One scalar-loop oracle per method, written from the published formulas: plain floats, no tensors, nothing of rlstab.
 
 A token is a dict with ``row`` (its sequence) and, in nats: ``logp`` (live), ``old``, ``now`` (start of the step),
-``H``, ``live_H``, ``ref``, ``teacher``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``, ``live_support`` (ln M); ``A`` is its advantage,
+``H``, ``live_H``, ``ref``, ``teacher``, ``rollout``, ``max``, ``mass`` (ln Z), ``live_mass``,
+``live_support`` (ln M); ``A`` is its advantage,
 ``cut`` is 1 where its response was cut off, ``branch`` is 1 in a branch, ``lag`` counts updates, ``block`` is the
 number of its block, ``live_ratio`` says that every ratio is exactly 1.
 
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``bonus``, ``unclipped`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,
-``aggregate``, ``support`` (True) and ``lr_scale`` (a number). ``ratio(tokens, keep, advantages, live_ratio)`` gives log-ratio and slope on
+``aggregate``, ``support`` (True) and ``lr_scale`` (a number).
+``ratio(tokens, keep, advantages, live_ratio)`` gives log-ratio and slope on
 the own log-prob of each token; ``gate`` and ``surrogate`` are functions ``(tokens, ratios, keep, advantages)`` that
 give a list: a factor on the policy term, or what replaces the ratio. Advantages there include every bonus.
 """

@@ -10,6 +10,7 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
+from rlstab.report.collapse import fate_of
 from rlstab.report.comparison import compare, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
@@ -245,3 +246,13 @@ def test_what_says_no_cost_is_told_and_a_results_file_compares_the_same(tmp_path
     with pytest.raises(ReportError, match="--by seconds"):
         compare(loaded, by="seconds")
     assert not isinstance(lost, LeftOut)
+
+
+def test_a_log_of_nothing_but_nan_rewards_is_lost_and_stays_so_in_a_results_file(tmp_path: Path) -> None:
+    (tmp_path / "grpo-0").mkdir()
+    trl(tmp_path / "grpo-0", [float("nan")] * STEPS)
+    loaded = load_runs(methods={"grpo": str(tmp_path / "grpo-*")})
+    for reread in (loaded, load_runs(export_results(loaded, tmp_path / "x.jsonl"))):
+        [run] = reread.runs
+        assert "reward/mean" in run.not_finite
+        assert fate_of(run).lost

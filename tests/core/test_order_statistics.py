@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab.core import compare, select
+from rlstab.core import compare, order_statistics
 from rlstab.core.comm import Gather, LocalComm, carried_out
-from rlstab.core.select import selection
+from rlstab.core.order_statistics import selection
 from rlstab.core.stats import Pool
 
 quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.float64]
 
 @pytest.fixture(autouse=True)
 def nothing_is_few(monkeypatch):
-    monkeypatch.setattr(select, "FEW", 0)
+    monkeypatch.setattr(order_statistics, "FEW", 0)
 
 
 def over_ranks(asked_by_rank):
@@ -163,11 +163,11 @@ def test_few_values_are_gathered_after_the_first_sum(monkeypatch, dtype):
     values = VALUES["ties"](torch.Generator().manual_seed(1)).to(dtype)
     values[:3] = -0.0
     for limit in (values.numel(), values.numel() - 1):
-        monkeypatch.setattr(select, "FEW", limit)
+        monkeypatch.setattr(order_statistics, "FEW", limit)
         for rank in (1, 120, 150, 180, values.numel() - 1):
             check(values, rank, rank + 1, few=limit == values.numel())
     few, many = torch.arange(10.0), torch.arange(11.0)
-    monkeypatch.setattr(select, "FEW", 10)
+    monkeypatch.setattr(order_statistics, "FEW", 10)
     asked = [{"few": of(own[:10], 4)["set"], "many": of(own, 4, 5)["set"]} for own in (many, many[:0])]
     asked[0]["few"] = of(few, 4)["set"]
     results, sums, gathered = over_ranks(asked)
