@@ -12,6 +12,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 NAMES = {
     "head": "signals from the vocabulary head, forward and backward, against other heads",
+    "distill": "what a teacher costs in the head, and TRL's pass over two models",
     "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
     "collectives": "what a plan asks of other ranks: collectives and bytes, counted",
     "waits": "how often the host waits for a device, counted on a simulated one",

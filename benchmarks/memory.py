@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.heads import HEADS, Problem, inputs, step, weights_of
+from benchmarks.heads import HEADS, Law, Problem, inputs, step, weights_of
 
 MIB = 1 << 20
 
@@ -27,10 +27,16 @@ def resident(name: str) -> int:
 
 def peak(head: str, problem: Problem, live: float, *, frozen: bool = False) -> dict[str, float]:
     """MiB beyond the inputs at the highest moment, of these the returned gradients, and the rest."""
-    law = HEADS[head].load()
+    law, tiny = HEADS[head].load(), Problem(8, problem.width, 64, problem.dtype)
+    return peak_of(law, law, tiny, problem, live, frozen=frozen)
+
+
+def peak_of(
+    first: Law, law: Law, tiny: Problem, problem: Problem, live: float, *, frozen: bool = False
+) -> dict[str, float]:
+    """The same of any law; ``first`` runs before, on a tiny problem."""
     for _ in range(2):  # whatever is made once, and a library's own buffers
-        tiny = Problem(8, problem.width, 64, problem.dtype)
-        step(law, inputs(tiny), weights_of(tiny, 1.0))
+        step(first, inputs(tiny), weights_of(tiny, 1.0))
     given, weights = inputs(problem, frozen=frozen), weights_of(problem, live)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

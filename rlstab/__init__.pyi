@@ -45,6 +45,7 @@ from rlstab.zoo.clip_higher import ClipHigher as ClipHigher
 from rlstab.zoo.constant_length import ConstantLength as ConstantLength
 from rlstab.zoo.cppo import CPPO as CPPO
 from rlstab.zoo.dcpo_clip import DCPOClip as DCPOClip
+from rlstab.zoo.distill import Distill as Distill
 from rlstab.zoo.dppo import DPPO as DPPO
 from rlstab.zoo.drpo import DRPO as DRPO
 from rlstab.zoo.entropy_bonus import EntropyBonus as EntropyBonus

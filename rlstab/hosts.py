@@ -108,6 +108,8 @@ class Host:
 
     def cure(self, name: str, live: bool = False) -> str:
         """What to do about a signal or a live output that it lacks, other than removing the method."""
+        if live and name == "teacher_divergence":
+            return "use rlstab's trainer, which runs the teacher, or 'opd', which reads its log-prob of each token"
         return self.how.get(name, type(self).otherwise if live else self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:

@@ -43,6 +43,7 @@ EXAMPLES = _made(
             {"delta": 0.1, "min_weight": 0.5, "min_budget": 0.005, "quantile": 0.5, "anchor": "old"},
         ],
         "dcpo_clip": [{}, {"low": 0.02, "high": 0.03, "cap": 1.5, "dual_clip": None}],
+        "distill": [{}, {"coefficient": 0.3, "beta": 0.5, "top_k": 8, "alone": True}],
         "dppo": [
             {"high": 0.05, "low": 0.05, "cap": 1.2},
             {"divergence": "kl", "high": 0.01, "low": 0.01},

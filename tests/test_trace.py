@@ -83,6 +83,7 @@ DOES = {
     "damped": "ar block_mean clip_cov m2po maspo sapo sign_weights wapo",
     "damped dropped": "max_lag top_entropy truncated_mask",
     "dropped": "random_mask s2t",
+    "damped regularised": "distill",
     "regularised": "adaptive_entropy entropy_bonus kl kl_cov sdar",
 }
 ACTS = {name: actions.split() for actions, names in DOES.items() for name in names.split()}

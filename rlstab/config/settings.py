@@ -140,7 +140,7 @@ Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSetting
 
 
 #: By the signal that is read from it, the setting of each other policy.
-OTHER_MODELS = {"ref_logprobs": "reference", "teacher_logprobs": "teacher"}
+OTHER_MODELS = {"ref_logprobs": "reference", "teacher_logprobs": "teacher", "teacher_divergence": "teacher"}
 
 
 class ModelSettings(Settings):
@@ -151,7 +151,7 @@ class ModelSettings(Settings):
     reference: str | None = Field(
         None, description="reference of `kl`; null is the start, or the model below an adapter"
     )
-    teacher: str | None = Field(None, description="teacher of `opd` and similar methods; null as for reference")
+    teacher: str | None = Field(None, description="teacher of `opd`, `distill` and so on; null as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rol
 MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), 1e-3)
 #: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
 #: of numbers up to 128, which bfloat16 rounds to 0.5.
-LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
+LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3, "teacher_divergence": -1e-3}
 #: Evidence that every batch has but not every method reads. Computing it where no method reads it wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.

@@ -24,12 +24,14 @@ class PolicyOutputs(Spelled):
             kept set held constant; read only on the rows that a penalty names.
         log_support_mass: log of the live policy's mass on the tokens that the sampler kept, which
             :meth:`over_support` divides by.
+        teacher_divergence: divergence from a teacher's next-token distribution, nats.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     log_kept_mass: Tensor | None = None
     log_support_mass: Tensor | None = None
+    teacher_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():

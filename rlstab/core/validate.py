@@ -24,7 +24,7 @@ from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of, misspe
 #: `rollout_logprobs`, what the sampler reported; `logprobs` from `rollout_logprobs`.
 DRIFT = ("live", "step", "sampler", "start")
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
-LIVE = ("entropies", "log_kept_mass", "log_support_mass")
+LIVE = ("entropies", "log_kept_mass", "log_support_mass", "teacher_divergence")
 #: What a method declares as sets of names, with the known names, where only some are.
 SETS: Mapping[str, tuple[str, ...]] = {
     "needs": (),

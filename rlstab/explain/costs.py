@@ -60,14 +60,14 @@ def _cost(name: str, run: RunConfig | None) -> str:
     return COSTS["signals"].get(name, YOURS)
 
 
-def reference(run: RunConfig, named: str | None) -> str:
-    """The reference policy of `kl` or the teacher, and its cost."""
-    model, second = run.model, "a second model in memory, and one more forward pass per rollout"
+def reference(run: RunConfig, named: str | None, each: str = "rollout") -> str:
+    """The reference policy of `kl` or the teacher, and its cost: a forward pass for ``each``."""
+    model, second = run.model, f"a second model in memory, and one more forward pass per {each}"
     if named is not None:
         return f"the model '{named}': {second}"
     if model.adapter is None:
         return f"the weights at the start: {second}"
-    text = f"'{model.name}' without the adapter: no second model in memory, one more forward pass per rollout"
+    text = f"'{model.name}' without the adapter: no second model in memory, one more forward pass per {each}"
     if model.adapter.path is not None:
         text += (
             f". The adapter '{model.adapter.path}' already differs from it, so that the KL begins above 0; to measure "

@@ -107,10 +107,12 @@ def crossed(run: RunConfig) -> list[str]:
     """Options that another one leaves without effect, or makes read something else, each with the cure."""
     shapers = " and ".join(stage.name for stage in run.pipeline.shapers)
     expanders = " ".join(stage.name for stage in run.pipeline.expanders)
+    read = run.composition.needs | run.composition.live_needs
+    readers = {key: [name for name, role in OTHER_MODELS.items() if role == key] for key in OTHER_MODELS.values()}
     lines = [
-        f"model.{key}: no method reads {signal}, so it has no effect. Add one that does, or leave it out."
-        for signal, key in (*OTHER_MODELS.items(), ("teacher_logprobs", "teacher_prompt"))
-        if getattr(run.model, key) is not None and signal not in run.composition.needs
+        f"model.{key}: no method reads {signals[0]}, so it has no effect. Add one that does, or leave it out."
+        for key, signals in (*readers.items(), ("teacher_prompt", readers["teacher"]))
+        if getattr(run.model, key) is not None and read.isdisjoint(signals)
     ]
     lines += [
         f"task.{key}: only the task's scorer reads it, and `reward` does not list `{TASK}`. Add that, or leave it out."

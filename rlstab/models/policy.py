@@ -33,7 +33,8 @@ from rlstab.hub import first_line
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
-from rlstab.signals import TokenSignals, token_signals_from_logits
+from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
+from rlstab.signals.divergence import Source
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
 
@@ -270,7 +271,7 @@ class Policy:
                 f"model.teacher_prompt: {hint[:60]!r} cannot be encoded by the tokenizer of "
                 f"'{self.tokenizer.name_or_path}': {str(error).split('!')[0]}. Change it, or take another model."
             ) from error
-        before = torch.tensor(hinted, dtype=torch.int64, device=self.device).expand(len(sequences.prompt_ids), -1)
+        before = torch.tensor(hinted, dtype=torch.int64).expand(len(sequences.prompt_ids), -1)
         mask = torch.cat([torch.ones_like(before, dtype=torch.bool), sequences.prompt_mask], dim=1)
         ids = torch.cat([before, sequences.prompt_ids], dim=1)
         order = mask.long().argsort(dim=1, stable=True)  # padding first, then the tokens in their order
@@ -288,15 +289,16 @@ class Policy:
         options: Mapping[str, float] = MappingProxyType({}),
         rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
+        teacher: Source | None = None,
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
         They are made from hidden states if :attr:`head` is known, so that no logits are held and tokens without
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
-        once each; see :meth:`shared_prompts`.
+        once each; see :meth:`shared_prompts`. ``teacher`` has a row for each of these tokens.
         """
-        values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index], index]
-        ids, support, index = (sent(value, self.device) for value in values)
+        values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
+        ids, support = (sent(value, self.device) for value in values)
         arguments: dict[str, Any] = {
             "temperature": temperature,
             "needs": needs,
@@ -304,13 +306,34 @@ class Policy:
             "support": support,
             "rows": rows,
             "check_ids": not self._embeds_the_vocabulary,
+            "teacher": teacher,
+            "beta": options.get("beta", 1.0),
         }
-        with self.autocast():
-            output = self._before_each_token(sequences, shared)
-        output = output.reshape(-1, output.shape[-1])[index]
+        output = self._before_tokens(sequences, index, shared)
         if self.head is None:
             return token_signals_from_logits(output, ids, **arguments)
-        return self.head.signals(output, ids, torch.bfloat16 if self.precision == "bf16" else None, **arguments)
+        return self.head.signals(output, ids, self._product_dtype, **arguments)
+
+    @torch.no_grad()
+    def teacher(self, sequences: Sequences, index: Tensor) -> Teacher:
+        """The distributions before the response tokens at ``index`` of the flattened ``(R, T)``, to teach a policy.
+
+        They read the weight of the head where it is, so use them only while the weights are whole.
+        """
+        assert self.head is not None
+        return self.head.teacher(
+            self._before_tokens(sequences, index, self.shared_prompts(sequences)), self._product_dtype
+        )
+
+    @property
+    def _product_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.precision == "bf16" else None
+
+    def _before_tokens(self, sequences: Sequences, index: Tensor, shared: SharedPrompts | None) -> Tensor:
+        """``(n, ...)`` outputs of :meth:`_before_each_token` at ``index``."""
+        with self.autocast():
+            output = self._before_each_token(sequences, shared)
+        return output.reshape(-1, output.shape[-1])[sent(index, self.device)]
 
     @torch.no_grad()
     def evidence(
@@ -579,12 +602,25 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
         )
 
 
-def require_same_tokens(policy: Policy, teacher: Policy, name: str) -> None:
-    """Raises ModelError: a teacher has other tokens than the policy, so that it cannot grade the policy's."""
+def require_same_tokens(policy: Policy, teacher: Policy, name: str, *, distributions: bool) -> None:
+    """Raises ModelError: a teacher has other tokens than the policy, or no ``distributions`` over them to read."""
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(
             f"model.teacher '{name}' has another vocabulary than the policy, and grades tokens by their ids. Name a "
             f"teacher with the same tokenizer."
+        )
+    if not distributions:
+        return
+    if teacher.head is None:
+        raise ModelError(
+            f"the logits of model.teacher '{name}' are more than a product of hidden states and a weight, by which "
+            f"'distill' reads them. Name another teacher, or use 'opd'."
+        )
+    rows, vocabulary = teacher.head.linear.out_features, vocabulary_size(policy.model.config)
+    if rows < vocabulary:
+        raise ModelError(
+            f"model.teacher '{name}' has logits for {rows} tokens and the policy for {vocabulary}, which 'distill' "
+            f"compares. Resize the teacher's embeddings, or use 'opd'."
         )
 
 

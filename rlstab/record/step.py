@@ -19,7 +19,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.turns import turns_of
 
 #: Outputs of the live policy, from which a loss is made.
-LIVE = ("logprobs", "entropies", "log_kept_mass", "log_support_mass")
+LIVE = ("logprobs", "entropies", "log_kept_mass", "log_support_mass", "teacher_divergence")
 #: Tensors by response, ``(S,)``; every dump has those in `REQUIRED`.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",

@@ -10,6 +10,7 @@ are live, and computes only their logits: a method that drops 80 % of the tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,17 +18,20 @@ from torch import Tensor
 
 from rlstab.core.devices import sent
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
+from rlstab.signals.divergence import Source, Teacher, TopK
 from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
 from rlstab.signals.support import as_support
-from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, TokenSignals, wide
+from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, Target, TokenSignals, wide
 
 __all__ = [
     "COLUMNS",
     "ROWS",
     "SIGNAL_NAMES",
     "TRAINER_SIGNALS",
+    "Teacher",
     "TokenSignals",
+    "TopK",
     "as_support",
     "slow_bf16",
     "token_signals",
@@ -56,6 +60,8 @@ def token_signals(
     support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
+    teacher: Source | None = None,
+    beta: float = 1.0,
 ) -> TokenSignals:
     """Signals from hidden states and the weight of the vocabulary head, without ever holding ``(N, V)`` logits.
 
@@ -76,12 +82,16 @@ def token_signals(
         rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
         check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
             they are known to be in it, such as inputs of the same model.
+        teacher: what ``teacher_divergence`` compares with: a :class:`Teacher`, or the :class:`TopK` of one, which may
+            be the sampler. It is compared at the same temperature.
+        beta: which divergence, from 0 (forward) to 1 (reverse); see :mod:`rlstab.signals.divergence`.
 
     Raises:
         ShapeError: shapes or dtypes do not fit.
-        MissingSignal: no such signal, or ``log_support_mass`` without a support.
+        MissingSignal: no such signal, ``log_support_mass`` without a support, or ``teacher_divergence`` without a
+            teacher.
         OutOfRange: temperature or soft cap not positive, a token that the vocabulary does not have, or
-            ``log_kept_mass`` without a ``min_p`` in (0, 1]; or a token is not in its support.
+            ``log_kept_mass`` without a ``min_p`` in (0, 1]; a token is not in its support; or ``beta`` not in [0, 1].
         RlstabError: in the backward, if a second derivative is asked for.
     """
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
@@ -99,9 +109,8 @@ def token_signals(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
-    ask, temperature = _ask(
-        hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, support, rows, check_ids
-    )
+    vocab, compared = head_weight.shape[0], (teacher, beta)
+    ask, temperature = _ask(hidden, vocab, token_ids, temperature, needs, min_p, support, rows, check_ids, compared)
     values = HeadSignals.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
@@ -118,11 +127,14 @@ def token_signals_from_logits(
     support: Tensor | None = None,
     rows: Mapping[str, Tensor] | None = None,
     check_ids: bool = True,
+    teacher: Source | None = None,
+    beta: float = 1.0,
 ) -> TokenSignals:
     """Signals from ``(N, V)`` logits that already exist; they are not modified. See :func:`token_signals`."""
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
-    ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, support, rows, check_ids)
+    vocab, compared = logits.shape[1], (teacher, beta)
+    ask, temperature = _ask(logits, vocab, token_ids, temperature, needs, min_p, support, rows, check_ids, compared)
     values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]  # as above
     return _record(values, rows or {})
 
@@ -146,11 +158,12 @@ def _ask(
     support: Tensor | None,
     rows: Mapping[str, Tensor] | None,
     check_ids: bool,
+    compared: tuple[Source | None, float],
 ) -> tuple[Ask, float | Tensor]:
     """What is checked: the request, and the temperature in the dtype of the sums."""
-    unknown = sorted(needs - SIGNAL_NAMES)
+    unknown = sorted(needs - frozenset(ORDER))
     if unknown:
-        raise MissingSignal(f"no signal is called '{unknown[0]}'. Known: {', '.join(sorted(SIGNAL_NAMES))}.")
+        raise MissingSignal(f"no signal is called '{unknown[0]}'. Known: {', '.join(sorted(ORDER))}.")
     if token_ids.shape != source.shape[:1]:
         raise ShapeError(f"{source.shape[0]} rows and token_ids of shape {tuple(token_ids.shape)}; expected (N,).")
     for name, where in (rows or {}).items():
@@ -171,7 +184,33 @@ def _ask(
         raise OutOfRange(f"a token id is not in [0, {vocab}), the vocabulary. Leave out the rows without a token.")
     temperature = temperature.detach().to(wide(source.dtype)) if isinstance(temperature, Tensor) else float(temperature)
     height = ROWS if source.device.type == "cpu" else GPU_ROWS
-    return Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS, support), temperature
+    ask = Ask(frozenset(needs), min_p, (rows or {}).get("log_kept_mass"), height, COLUMNS, support)
+    if "teacher_divergence" in needs:
+        ask = replace(ask, target=_target(source, vocab, temperature, *compared))
+    return ask, temperature
+
+
+def _target(source: Tensor, vocab: int, temperature: float | Tensor, teacher: Source | None, beta: float) -> Target:
+    """What the policy is compared with, checked."""
+    if teacher is None:
+        raise MissingSignal("teacher_divergence needs a teacher. Pass teacher=Teacher(hidden, weight), or a TopK.")
+    if not 0 <= beta <= 1:
+        raise OutOfRange(f"beta = {beta!r}, expected a number in [0, 1].")
+    shapes = {name: tuple(values.shape) for name, values in vars(teacher).items() if isinstance(values, Tensor)}
+    for name in shapes.keys() & {"hidden", "ids", "logprobs"}:
+        if shapes[name][:1] != source.shape[:1] or len(shapes[name]) != 2:
+            raise ShapeError(f"{source.shape[0]} rows, and a teacher with {name} of shape {shapes[name]}.")
+    if isinstance(teacher, Teacher) and (shapes["weight"][1:] != shapes["hidden"][1:] or shapes["weight"][0] < vocab):
+        raise ShapeError(
+            f"a teacher with hidden {shapes['hidden']} and weight {shapes['weight']}; expected (N, d') and (V', d') "
+            f"with V' of at least {vocab}, the policy's vocabulary."
+        )
+    if isinstance(teacher, TopK) and (shapes["ids"] != shapes["logprobs"] or teacher.ids.dtype != torch.int64):
+        raise ShapeError(
+            f"a teacher with ids of {teacher.ids.dtype} and shape {shapes['ids']}, log-probs of {shapes['logprobs']}; "
+            f"expected torch.int64, and (N, k) for both."
+        )
+    return teacher.target(float(beta), vocab, temperature, COLUMNS)
 
 
 def _check_support(support: Tensor | None, source: Tensor, vocab: int, token_ids: Tensor, check_ids: bool) -> None:

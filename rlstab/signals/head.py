@@ -24,6 +24,7 @@ from rlstab.signals.tile import (
     Buffers,
     Rows,
     Slope,
+    Target,
     incoming,
     kept,
     live_rows,
@@ -43,7 +44,7 @@ def slow_bf16() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and all(check is not None and not check() for check in fast)
 
 
-def _multiplied(hidden: Tensor) -> Tensor:
+def multiplied(hidden: Tensor) -> Tensor:
     """Hidden states in the dtype of the products with a tile of the weight."""
     return hidden.float() if hidden.dtype == torch.bfloat16 and not hidden.is_cuda and slow_bf16() else hidden
 
@@ -105,6 +106,13 @@ class Head:
             x.div_(self.temperature[rows].unsqueeze(1))
         return x
 
+    def whole(self, hidden: Tensor, rows: slice, columns: int, buffers: Buffers) -> Tensor:
+        """Whole rows of logits in a buffer, made by tiles of so many columns."""
+        x = buffers.take("whole", hidden[rows].shape[0], self.weight.shape[0])
+        for tile in self.tiles(columns):
+            x[:, tile] = self.logits(hidden, rows, tile, buffers)
+        return x
+
     @staticmethod
     def _narrow(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
         if hidden.is_cuda:  # the product is summed in float32 anyway; there it need not be rounded
@@ -158,9 +166,23 @@ class HeadSignals(torch.autograd.Function):
 
 
 def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
-    hidden, vocab = _multiplied(hidden), head.weight.shape[0]
+    hidden, vocab = multiplied(hidden), head.weight.shape[0]
+    if ask.target is not None:
+        return _compared_pass(head, hidden, ids, ask, ask.target)
     pass_over = _short_pass if vocab <= ask.columns else _running_pass
     return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, vocab)))
+
+
+def _compared_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, target: Target) -> Rows:
+    """Whole rows, as many as fill a tile: the sums of both distributions are known before they are compared."""
+    rows, vocab = Rows.empty(hidden.shape[0], ask.needs, hidden), head.weight.shape[0]
+    height = max(1, min(ask.rows, hidden.shape[0], ask.rows * ask.columns // vocab))
+    buffers, teacher_buffers = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
+    for span in spans(hidden.shape[0], height):
+        x = head.whole(hidden, span, ask.columns, buffers)
+        whole_rows(rows, span, x, ids[span], ask)
+        rows.compare(target, span, x, teacher_buffers)
+    return rows
 
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
@@ -241,10 +263,13 @@ def _backward(
         grads = {name: grad[live] for name, grad in grads.items()}
     else:
         live_hidden = hidden
-    live_hidden = _multiplied(live_hidden)
+    live_hidden = multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
-    buffers = Buffers(hidden, min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0]))
+    size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
+    buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
+    target = ask.target if dense or ask.target is None else ask.target.pick(live)
+    steep = grads["teacher_divergence"] * head.factor if "teacher_divergence" in grads else None
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
     by_hidden = torch.zeros_like(live_hidden, dtype=rows.top.dtype) if needs_gradient[0] else None
     by_weight = torch.zeros_like(head.weight) if needs_gradient[1] else None
@@ -253,7 +278,12 @@ def _backward(
         share = None if by_weight is None else _Sum(by_weight[columns])
         for span in spans(live_hidden.shape[0], ask.rows):
             x = head.logits(live_hidden, span, columns, buffers)
+            pull = None
+            if target is not None and steep is not None:
+                pull = rows.pull(target, steep, span, columns, x, teacher_buffers)
             g = slope[span].of_tile(x, ids[span], columns.start, buffers.take("e", *x.shape))
+            if pull is not None:
+                g.add_(pull)
             if head.softcap is not None:
                 g.mul_(buffers.take("bend", *x.shape))
             if by_bias is not None:

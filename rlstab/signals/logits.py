@@ -20,8 +20,13 @@ class LogitsSignals(torch.autograd.Function):
         """All the signals of a few rows, then the next."""
         ctx.set_materialize_grads(False)
         rows = Rows.empty(logits.shape[0], ask.needs, logits)
-        for span in spans(logits.shape[0], _height(logits, ask)):
-            whole_rows(rows, span, _divided(logits[span].to(wide(logits.dtype)), temperature, span), ids[span], ask)
+        height = _height(logits, ask)
+        teacher_buffers = Buffers(logits, min(height, logits.shape[0]) * logits.shape[1])
+        for span in spans(logits.shape[0], height):
+            divided = _divided(logits[span].to(wide(logits.dtype)), temperature, span)
+            whole_rows(rows, span, divided, ids[span], ask)
+            if ask.target is not None:
+                rows.compare(ask.target, span, divided, teacher_buffers)
         ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(rows.values)
         ctx.save_for_backward(logits, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)
@@ -48,22 +53,31 @@ def _gradient(
     gradient = torch.zeros_like(logits)
     height = _height(logits, ask)
     live = live_rows(grads, logits.shape[0], logits.device)
-    buffers = Buffers(logits, min(height, live.numel()) * logits.shape[1])
+    size = min(height, live.numel()) * logits.shape[1]
+    buffers, teacher_buffers = Buffers(logits, size), Buffers(logits, size)
     for index in (live[span] for span in spans(live.numel(), height)):
+        values = {name: values[index] for name, values in rows.values.items()}
         support = None if ask.support is None else ask.support[index]
-        part = Rows({}, rows.top[index], rows.log_sum[index], support)
+        part = Rows(values, rows.top[index], rows.log_sum[index], support)
         by_row = temperature[index] if isinstance(temperature, Tensor) else temperature
+        arrived = {name: grad[index].to(part.top.dtype) for name, grad in grads.items()}
         slope = Slope.of(
-            {name: grad[index].to(part.top.dtype) for name, grad in grads.items()},
-            {name: values[index] for name, values in rows.values.items()},
+            arrived,
+            values,
             part,
             1 / by_row,
             ask.min_p or 1.0,
         )
         # indexing copies, so the caller's logits are safe from what is done in place
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)
-        out = buffers.take("gradient", *divided.shape)
-        gradient.index_copy_(0, index, slope.of_tile(divided, ids[index], 0, out).to(gradient.dtype))
+        pull: float | Tensor = 0.0
+        if ask.target is not None and "teacher_divergence" in arrived:
+            whole_span, steep = slice(None), arrived["teacher_divergence"] / by_row
+            pull = part.pull(
+                ask.target.pick(index), steep, whole_span, slice(0, logits.shape[1]), divided, teacher_buffers
+            )
+        out = slope.of_tile(divided, ids[index], 0, buffers.take("gradient", *divided.shape))
+        gradient.index_copy_(0, index, out.add_(pull).to(gradient.dtype))
     return gradient
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class TokenSignals:
 
     ``log_kept_mass`` is the log of the mass on the tokens whose probability is at least ``min_p`` times that of the
     likeliest one; the kept set is a decision and carries no gradient. ``max_logprobs`` carries none either.
+    ``teacher_divergence`` is defined in :mod:`rlstab.signals.divergence`.
     ``log_support_mass`` is the log of the mass on the tokens that the sampler kept (:mod:`rlstab.signals.support`).
     """
 
@@ -33,13 +34,14 @@ class TokenSignals:
     max_logprobs: Tensor | None = None
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
+    teacher_divergence: Tensor | None = None
     log_support_mass: Tensor | None = None
 
 
 #: In the order in which the autograd functions return them.
 ORDER = tuple(signal.name for signal in fields(TokenSignals))
-#: What one pass over the vocabulary can give.
-SIGNAL_NAMES = frozenset(ORDER)
+#: What one pass over the vocabulary can give of the policy alone.
+SIGNAL_NAMES = frozenset(ORDER) - {"teacher_divergence"}
 #: All that rlstab's trainer computes for a method: these, what its sampler and scorer know, and others' log-probs.
 TRAINER_SIGNALS = SIGNAL_NAMES | {
     *("ref_logprobs", "teacher_logprobs", "rollout_logprobs", "truncated", "branch", "lag", "rewards", "raw_rewards"),
@@ -57,6 +59,7 @@ class Ask:
         kept_rows: ``(N,)`` bool, the rows on which ``log_kept_mass`` is needed; None for all.
         support: ``(N, K)``, defines ``log_support_mass``.
         rows, columns: the largest tile of logits that is held.
+        target: what ``teacher_divergence`` compares with.
     """
 
     needs: frozenset[str]
@@ -65,10 +68,32 @@ class Ask:
     rows: int
     columns: int
     support: Tensor | None = None
+    target: Target | None = None
+
+
+class Target(Protocol):
+    """The distribution of a teacher at each row. Slices are of rows or of the vocabulary."""
+
+    @property
+    def kept(self) -> int:
+        """How many numbers of a row the backward reads."""
+
+    def measure(self, policy: Tensor, span: slice, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        """``(n,)`` divergence, and the ``(n, kept)`` numbers, from ``(n, V)`` log-probs, which it spoils."""
+
+    def pull(self, policy: Tensor, kept: Tensor, span: slice, columns: slice, buffers: Buffers) -> Tensor:
+        """``(n, columns)`` gradient with respect to the policy's logits, from its log-probs, which it spoils."""
+
+    def pick(self, index: Tensor) -> Target:
+        """The same for some of the rows."""
 
 
 #: A forbidden token has log-prob -inf, and 0 * inf is NaN; at this one the probability is 0 in every dtype.
 FLOOR = -1e4
+
+
+#: Among the values of a pass with a teacher, what its backward reads.
+KEPT = "teacher/kept"
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -91,6 +116,25 @@ class Rows:
             return torch.zeros(count, dtype=wide(like.dtype), device=like.device)
 
         return cls({name: field() for name in ORDER if name in needs}, field(), field())
+
+    def compare(self, target: Target, span: slice, logits: Tensor, buffers: Buffers) -> None:
+        """Fill ``teacher_divergence`` and what its backward reads, once the sums of these rows are known."""
+        if KEPT not in self.values:
+            self.values[KEPT] = self.top.new_empty(self.top.shape[0], target.kept)
+        policy = self.logprobs(span, logits, buffers)
+        self.values["teacher_divergence"][span], self.values[KEPT][span] = target.measure(policy, span, buffers)
+
+    def pull(
+        self, target: Target, slope: Tensor, span: slice, columns: slice, logits: Tensor, buffers: Buffers
+    ) -> Tensor:
+        """``slope`` ``(n,)`` times the gradient of ``teacher_divergence`` on a tile of logits, in a buffer."""
+        policy = self.logprobs(span, logits, buffers)
+        return target.pull(policy, self.values[KEPT][span], span, columns, buffers).mul_(slope[span].unsqueeze(1))
+
+    def logprobs(self, span: slice, logits: Tensor, buffers: Buffers) -> Tensor:
+        """The log-probs of a tile of logits, in a buffer."""
+        shifted = torch.sub(logits, self.top[span].unsqueeze(1), out=buffers.take("policy", *logits.shape))
+        return shifted.sub_(self.log_sum[span].unsqueeze(1))
 
     def outputs(self, ctx: Any) -> tuple[Tensor | None, ...]:
         """In the order of the record; the likeliest token's log-prob is declared without a gradient."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlstab.signals import TokenSignals, token_signals
+from rlstab.signals import Teacher, TokenSignals, token_signals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,12 +33,20 @@ class VocabularyHead:
 
     def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **options: Any) -> TokenSignals:
         """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
+        hidden, weight, bias = self._cast(hidden, dtype)
+        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **options)
+
+    def teacher(self, hidden: Tensor, dtype: torch.dtype | None) -> Teacher:
+        """The distributions of the ``(N, d)`` hidden states; ``dtype`` as in :meth:`signals`."""
+        hidden, weight, bias = self._cast(hidden, dtype)
+        return Teacher(hidden, weight, bias, self.scale, self.softcap)
+
+    def _cast(self, hidden: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor | None]:
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
-        if dtype is not None:
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
-        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **options)
+        if dtype is None:
+            return hidden, weight, bias
+        return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 @torch.no_grad()

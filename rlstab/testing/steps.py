@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
-        live: ``logprobs``, ``entropies``, ``log_kept_mass``, ``log_support_mass``.
+        live: the log-probs, and each of :data:`rlstab.core.validate.LIVE`.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
@@ -313,4 +313,5 @@ def make_step(
     evidence["turn"] = (position // 3).double()
     rewards = torch.rand((rows, 1 + int(position.max()) // 3 if count else 1), generator=rng, dtype=torch.float64)
     evidence["turn_reward"] = (4 * rewards).floor()[sequence, position // 3]
+    live["teacher_divergence"] = uniform(0.0, 2.0)
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -28,8 +29,10 @@ from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of, with_replies
 from rlstab.signals import SIGNAL_NAMES
+from rlstab.signals.divergence import Source
 from rlstab.train.engine import Engine
 from rlstab.train.generate import advance, checked_output, count_nonfinite
+from rlstab.train.other_models import Lessons
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -53,13 +56,16 @@ class Learner:
         run: the configuration.
         comm: over all ranks.
         main: whether this process logs the metrics that are equal on all ranks.
+        lessons: see :data:`rlstab.train.other_models.Lessons`.
 
     Attributes:
         recorder: records optimizer steps for ``rlstab look``; None if none are recorded.
     """
 
-    def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:
-        self.engine, self.run, self.comm, self.main = engine, run, comm, main
+    def __init__(
+        self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool, lessons: Lessons = nullcontext
+    ) -> None:
+        self.engine, self.run, self.comm, self.main, self.lessons = engine, run, comm, main, lessons
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
         self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
@@ -170,7 +176,8 @@ class Learner:
         # read before the first forward: a later read would wait for the kernels of a whole micro-batch
         micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
         recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
-        reached, gaps = self._backward(step, micro_batches, rollout, recorder, compared=compared)
+        with self.lessons() as teacher:
+            reached, gaps = self._backward(step, micro_batches, rollout, recorder, teacher, compared=compared)
         step.finish(self.engine.clip(settings.max_grad_norm))
         if step.refusal is not None:
             return step
@@ -222,6 +229,7 @@ class Learner:
         micro_batches: Sequence[_MicroBatch],
         rollout: Rollout,
         recorder: Recorder | None,
+        teacher: Callable[[Sequences, Tensor], Source] | None,
         *,
         compared: bool,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -239,7 +247,7 @@ class Learner:
             if micro_batch is None:
                 self.engine.backward(None)
                 continue
-            batch, live = micro_batch.batch, self._live(micro_batch)
+            batch, live = micro_batch.batch, self._live(micro_batch, teacher)
             outputs = [output for output in live.present() if output.requires_grad]
             for output in outputs:
                 output.retain_grad()
@@ -265,7 +273,7 @@ class Learner:
                 gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
 
-    def _live(self, micro_batch: _MicroBatch) -> PolicyOutputs:
+    def _live(self, micro_batch: _MicroBatch, teacher: Callable[[Sequences, Tensor], Source] | None) -> PolicyOutputs:
         """The live outputs of a micro-batch, from one forward over the sequences that need one.
 
         On tokens that the loss does not read, log-probs are those of the evidence, and other outputs are zeros.
@@ -274,14 +282,16 @@ class Learner:
         filler = {name: torch.zeros_like(evidence) for name in where} | {"logprobs": evidence}
         if micro_batch.needed is None:
             return PolicyOutputs(**filler)
+        needed, index_in_needed = micro_batch.needed, micro_batch.index_in_needed
         signals = self.engine.forward(
-            micro_batch.needed,
-            micro_batch.index_in_needed,
+            needed,
+            index_in_needed,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
             rows={name: tokens[micro_batch.index] for name, tokens in where.items() if name != "logprobs"},
             shared=micro_batch.shared,
+            teacher=None if teacher is None else teacher(needed, index_in_needed),
         )
         index = sent(micro_batch.index, evidence.device)
         live = {name: getattr(signals, name).to(index.device) for name in filler}

@@ -64,7 +64,7 @@ from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider, require_provider_names
 from rlstab.train.learn import Learner, Refusals
-from rlstab.train.other_models import load_other_models
+from rlstab.train.other_models import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers
@@ -104,6 +104,7 @@ def train(
     console: Console | None = None,
     signals: Mapping[str, SignalProvider] | None = None,
     task: Task | None = None,
+    teacher: Listed | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> RunResult:
     """Train a policy by a configuration.
@@ -119,6 +120,10 @@ def train(
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
             needs is not computed, nor is any on a rank without responses, so the functions must not communicate.
         task: used in place of the configured one; any object that fulfils :class:`rlstab.tasks.Task`.
+        teacher: takes the place of ``model.teacher`` in ``distill``, where a server or a file has the teacher. From the
+            :class:`~rlstab.models.policy.Sequences` of a micro-batch with ``R`` responses it returns the teacher's
+            likeliest tokens, ``(R, T, k)`` int64, and their log-probs at the run's temperature; see
+            :class:`rlstab.signals.TopK`.
         timeout: how long a process waits for a silent peer before it fails.
 
     Raises:
@@ -148,13 +153,15 @@ def train(
     names: dict[str, Any] = {"signals": {name: _name(provider) for name, provider in sorted(signals.items())}}
     if task is not None:
         names["task"] = type(task).__qualname__
+    if teacher is not None:
+        names["teacher"] = _name(teacher)
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), fixed_order(run, accelerator.device), first_signal() as stop:
         require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
-            trainer = Trainer(run, accelerator, folder, console, signals, task, stop)
+            trainer = Trainer(run, accelerator, folder, console, signals, task, teacher, stop)
             return trainer.go(describe(run, accelerator, trainer.rewards, trainer.engine.in_words))
         finally:
             if folder is not None:
@@ -169,7 +176,7 @@ class Trainer:
         accelerator: the accelerator of this process.
         folder: the folder of the run; None in all processes but the first.
         console: where to print.
-        signals, task: see :func:`train`.
+        signals, task, teacher: see :func:`train`.
         stop: returns the number of the signal that asks the run to end; 0 for none.
     """
 
@@ -181,6 +188,7 @@ class Trainer:
         console: Console,
         signals: Mapping[str, SignalProvider],
         task: Task | None,
+        teacher: Listed | None,
         stop: Callable[[], int],
     ) -> None:
         plain_torch()
@@ -213,7 +221,7 @@ class Trainer:
                 tell(console, "note", text)
             trial = require_decoding(policy, run.model.name, extremes, run.rollout)
             on_main_process(accelerator, partial(require_saved, policy, run.model.name, extremes, run.rollout))
-        other_models, self.first_lines = load_other_models(run, self.engine, signals, device, trial)
+        other_models, lessons, self.first_lines = load_other_models(run, self.engine, signals, device, trial, teacher)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
@@ -222,7 +230,7 @@ class Trainer:
         )
         self.generator.require_blocks()
         self.generator.require_turns()
-        self.learner = Learner(self.engine, run, comm, main=self.main)
+        self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)

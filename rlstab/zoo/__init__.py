@@ -17,6 +17,7 @@ METHODS: Registry[TokenObjective] = Registry(
         "constant_length": "rlstab.zoo.constant_length:ConstantLength",
         "cppo": "rlstab.zoo.cppo:CPPO",
         "dcpo_clip": "rlstab.zoo.dcpo_clip:DCPOClip",
+        "distill": "rlstab.zoo.distill:Distill",
         "dppo": "rlstab.zoo.dppo:DPPO",
         "drpo": "rlstab.zoo.drpo:DRPO",
         "entropy_bonus": "rlstab.zoo.entropy_bonus:EntropyBonus",

@@ -45,6 +45,7 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
             require_one_correction(compose(other, ImportanceCorrection()), "its correction", "off")
 
 
+REPLACED = ("trl", "axolotl", "verl", "skyrl", "tinker")  #: hosts whose loss is replaced
 STACK = "clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}"
 COSTS = "one more forward pass without gradient per micro-batch, for lp_reg, s2t"
 #: By host and objective: what is said, or of a refusal what its error names.
@@ -63,6 +64,8 @@ SAID = [
     ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
     ("axolotl", STACK, ["axolotl 0.21", "trl.beta", "write rlstab: {head: rlstab}", COSTS]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
+    *((host, "distill", "MissingSignal: 'distill' reads the live 'teacher_divergence', .*use rlstab's trainer") for host in REPLACED),
+    ("data", "distill", "ConfigError: 'distill' asks for a penalty"),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
 ]
 

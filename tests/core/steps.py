@@ -32,6 +32,7 @@ LIVE = {
     "logprobs": "logp",
     "entropies": "live_H",
     "log_kept_mass": "live_mass",
+    "teacher_divergence": "apart",
     "log_support_mass": "live_support",
 }
 
@@ -56,6 +57,7 @@ def token(
     updates=0.0,
     turn=0.0,
     earned=0.0,
+    apart=0.25,
 ):
     """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
 
@@ -81,6 +83,7 @@ def token(
         "lag": updates,
         "turn": turn,
         "earned": earned,
+        "apart": apart,
     }
 
 
@@ -92,7 +95,7 @@ def number(rows):
 def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
     draw, other = random.Random(seed), random.Random(seed + 1000)
-    third = random.Random(seed + 2000)
+    third, fourth = random.Random(seed + 2000), random.Random(seed + 3000)
 
     def drawn(advantage, cut, branch, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
@@ -114,6 +117,7 @@ def random_rows(seed, lengths):
             teacher=third.gauss(0, 0.7),
             updates=float(third.randint(0, 3)),
             turn=float(place // 3),
+            apart=fourth.uniform(0, 2),
         )
 
     rows = []

@@ -30,7 +30,8 @@ def total(tokens, decisions, live_ratio=False):
             pulls = decision["surrogate"](tokens, ratios, keep, advantages)
             factors = [f * p / r for f, p, r in zip(factors, pulls, ratios, strict=True)]
 
-    out = Outcome([], [{"logp": [], "live_H": [], "live_mass": [], "live_support": []} for _ in tokens])
+    fields = "logp", "live_H", "live_mass", "live_support", "apart"
+    out = Outcome([], [{field: [] for field in fields} for _ in tokens])
     for i, share in enumerate(aggregate(tokens, keep)):
         if keep[i]:
             value, slope = surrogate(advantages[i], *shifts[i], None if exempt[i] else bounds_of(bounds, i))

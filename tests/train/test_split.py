@@ -153,6 +153,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], str | dict[str, Any]]] = {
     "evidence of each step": (STACK, {"optimisation__refresh": "step"}, "fsdp2"),
     "shards in host memory": (STACK, {}, {"name": "fsdp2", "offload": True}),
     "an evaluation": (STACK, {"evaluation__every": 1, "evaluation__prompts": 3}, "ddp"),
+    "a teacher": ([*STACK, {"name": "distill", "beta": 0.5}], {}, "fsdp2"),
+    "likely tokens of a teacher": ([{"name": "distill", "top_k": 4}], {"optimisation__epochs": 2}, "ddp"),
+    "an adapter, a teacher": ([{"name": "distill", "beta": 0.0}], {**ADAPTER, "optimisation__epochs": 2}, "fsdp2"),
     "an untied head": (WITH_KL, UNTIED, "fsdp2"),
     "an untied head under ddp": (WITH_KL, UNTIED, "ddp"),
 }

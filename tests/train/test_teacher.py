@@ -1,13 +1,17 @@
 """The teacher grades what the policy sampled, with a hint or without, and a token knows how old its weights are."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rlstab.errors import DataError, ModelError
+from rlstab.models.policy import Sequences, load_policy, require_same_tokens
+from rlstab.signals import TopK
 from rlstab.train.rollout import Rollout
-from tests.train.runs import SHIPPED, go, small
+from tests.train.runs import ALIKE, SHIPPED, SMOOTH, apart, go, metrics, moved, small
 
 
 def aged(updates: int) -> list[object]:
@@ -51,3 +55,65 @@ def test_a_function_may_be_the_teacher(tmp_path: Path) -> None:
 def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.teacher 'littered-tiny' has another vocabulary"):
         go(small(tmp_path, "opd", model__teacher="littered-tiny"))
+
+
+#: A teacher that differs from the policy, and three optimizer steps on each rollout.
+TAUGHT: dict[str, Any] = {"model__teacher": str(SHIPPED), "optimisation__epochs": 3}
+
+
+def distilled(**settings: Any) -> list[object]:
+    return [{"name": "distill", "alone": True, **settings}, {"name": "mismatch"}]
+
+
+def test_distill_brings_the_policy_to_its_teacher(tmp_path: Path) -> None:
+    settings = {**TAUGHT, "optimisation__rollouts": 1}
+    for beta in (0.0, 0.5, 1.0):
+        still, moving = (
+            go(small(tmp_path / f"{beta} {lr}", distilled(beta=beta), **settings, optimisation__lr=lr)).records[0]
+            for lr in (1e-9, 3e-3)
+        )
+        assert moving["distill/value"] < 0.9 * still["distill/value"]  # a mean over three steps
+    start = go(small(tmp_path / "start", distilled())).records[0]  # no other teacher: it starts as its own
+    assert abs(start["distill/value"]) < 1e-6
+
+
+def test_how_a_step_is_cut_does_not_matter_to_distill(tmp_path: Path) -> None:
+    for size in (16, 3):
+        changes = {**SMOOTH, **TAUGHT, "model__teacher_prompt": "12", "optimisation__micro_batch_size": size}
+        go(small(tmp_path / str(size), ["clip_higher", {"name": "distill", "beta": 0.3}], **changes))
+    assert moved(tmp_path / "16") > 10 * ALIKE
+    assert apart(tmp_path / "16", tmp_path / "3") <= ALIKE
+    for mine, theirs in zip(metrics(tmp_path / "16"), metrics(tmp_path / "3"), strict=True):
+        assert mine["distill/value"] == pytest.approx(theirs["distill/value"], rel=1e-4)
+
+
+def test_a_function_may_list_the_likely_tokens_of_a_teacher(tmp_path: Path) -> None:
+    """As a server does; the result is that of the model whose tokens they are."""
+    policy = load_policy(str(SHIPPED))
+    vocabulary = policy.model.config.vocab_size
+
+    def asked(sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        every = torch.arange(sequences.response_ids.numel())
+        best = TopK.of(policy.teacher(sequences, every), 5, vocabulary, 1.0)
+        return tuple(values.view(*sequences.response_ids.shape, 5) for values in (best.ids, best.logprobs))
+
+    go(small(tmp_path / "asked", distilled(beta=0.5)), teacher=asked)
+    go(small(tmp_path / "model", distilled(beta=0.5, top_k=5), model__teacher=str(SHIPPED)))
+    go(small(tmp_path / "whole", distilled(beta=0.5), model__teacher=str(SHIPPED)))
+    values = [metrics(tmp_path / name)[0]["distill/value"] for name in ("asked", "model", "whole")]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    assert 0 < values[1] < values[2]  # fewer outcomes differ less
+    assert apart(tmp_path / "asked", tmp_path / "model") <= ALIKE
+
+
+def test_a_teacher_without_all_logits_of_the_policy_is_refused() -> None:
+    policy, teacher = load_policy(str(SHIPPED)), load_policy(str(SHIPPED))
+    require_same_tokens(policy, teacher, "one", distributions=True)
+    policy.model.config.vocab_size += 1
+    with pytest.raises(ModelError, match=r"'one' has logits for \d+ tokens and the policy for \d+"):
+        require_same_tokens(policy, teacher, "one", distributions=True)
+    require_same_tokens(policy, teacher, "one", distributions=False)
+    headless = dataclasses.replace(teacher)
+    vars(headless)["head"] = None
+    with pytest.raises(ModelError, match=r"the logits of model\.teacher 'one' are more than a product"):
+        require_same_tokens(policy, headless, "one", distributions=True)

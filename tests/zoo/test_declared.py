@@ -24,7 +24,7 @@ REPORTED = {
     "without": "block_mean",
     "candidates hit": "clip_cov",
     "gate stopped": "cppo drpo fipo maspo off_policy_mask sapo",
-    "value": "entropy_bonus kl sdar",
+    "value": "distill entropy_bonus kl sdar",
     "bonus": "entropy_shaping",
     "ess lr_scale": "ess_scale",
     "power": "holder_mean",

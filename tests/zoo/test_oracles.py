@@ -125,6 +125,7 @@ SETTINGS = [
     *numbers("fipo", "32 1.5 | 1 0 | 1.2 50", max_ratio=[10.0, 1.2, None], safe_ratio=[4.0, 1.1, None]),
     *grid("wapo", length=[7]),
     *grid("opd", coefficient=[1.0, 0.0, 0.3], alone=[False, True]),
+    *grid("distill", coefficient=[1.0, 0.0, 0.3], beta=[1.0, 0.0, 0.5], top_k=[None, 8], alone=[False, True]),
     *grid("rlsd", mix=[0.5, 0.0, 1.0], clip=[0.2, 1.0], punished_only=[False, True]),
     *grid("iw_opd", gain=[0.5, 0.0, 3.0]),
     *grid("sdar", coefficient=[0.1, 1.3], sharpness=[5.0, 0.2]),
