@@ -8,9 +8,11 @@ method from then on.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from rlstab.report.statistics import Share, exact_p, holm, share
 REWARD = "reward/mean"
 #: Bins below which a curve is too short to judge.
 MIN_BINS = 3
+Survival: TypeAlias = tuple[tuple[float | None, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,14 @@ class Losses:
         rate: their share of those that can be judged, with its exact interval.
         pairs: seeds that can be judged for both method and baseline.
         p: of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
+        survival: rollouts, the share of runs that was not lost by then (Kaplan and Meier), and the ends of its interval
+            at 95 %, None where nothing is lost yet, or everything.
     """
 
     rate: Share
     pairs: int
     p: float | None
+    survival: Survival
 
 
 def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, Losses]:
@@ -134,9 +140,28 @@ def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> 
     sides = {method: (pair.count((True, False)), pair.count((False, True))) for method, pair in pairs.items()}
     p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
     return {
-        method: Losses(share(sum(by_seed.values()), len(by_seed)), len(pairs[method]), p.get(method))
+        method: Losses(
+            share(sum(by_seed.values()), len(by_seed)), len(pairs[method]), p.get(method), _survival(runs[method])
+        )
         for method, by_seed in fates.items()
     }
+
+
+def _survival(runs: Sequence[RunRecord]) -> Survival:
+    """The curve and its interval on the scale of log(-log); runs that were not lost are censored at their end."""
+    from scipy import stats  # takes a second to import
+
+    times, is_lost = np.array([fate_of(run).rollout for run in runs], float), np.array(list(map(collapsed, runs)))
+    if not is_lost.any():
+        return (0, float(times.max())), (1.0, 1.0), (None, None), (None, None)
+    steps = stats.ecdf(stats.CensoredData(uncensored=times[is_lost], right=times[~is_lost])).sf
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings(action="ignore"):
+        band = steps.confidence_interval(0.95, method="log-log")
+    columns = steps.quantiles, steps.probabilities, band.low.probabilities, band.high.probabilities
+    return tuple(
+        (start, *(number if math.isfinite(number) else None for number in column.tolist()))
+        for start, column in zip((0.0, 1.0, None, None), columns, strict=True)
+    )
 
 
 def all_below_start(runs: Iterable[RunRecord]) -> list[str]:

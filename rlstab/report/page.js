@@ -188,7 +188,24 @@
     const why = traces.length || state.off.size ? undefined : "No run of the sweep has this outcome.";
     return { traces, why, layout: { ...layout({ type: logs ? "log" : "linear", title: { text: plain(one.key), standoff: 6 }, ...ticks }, { rangemode: "tozero", title: { text: plain(outcome), standoff: 8 } }), hovermode: "closest" }, said };
   }
-  const DRAW = { curve: curves, trajectory, sweep };
+  function survival() {
+    const traces = [], said = [];
+    for (const method of shown()) {
+      const [x, y, low, high] = data.survival[state.setting]?.[method.key] ?? [[]];
+      if (!x.length) continue;
+      const line = { color: colour(method), width: 2, dash: DASHES[method.dash], shape: "hv" }, name = plain(method.name), bare = { ...line, width: 0 };
+      // a point is drawn up to the next one, so the band is two steps of the same shape
+      if (low.some((one) => one !== null)) {
+        const within = (ends) => ends.map((one, i) => one ?? y[i]);
+        traces.push({ x, y: within(low), mode: "lines", line: bare, hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+        traces.push({ x, y: within(high), mode: "lines", line: bare, fill: "tonexty", fillcolor: faded(line.color, 0.13), hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+      }
+      traces.push({ x, y, mode: "lines", line, name, hovertemplate: "%{y:.2f}", meta: { method: method.key, part: "mean" } });
+      said.push(`${method.name}: ${number(y.at(-1))} not lost`);
+    }
+    return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, unifiedhovertitle: { text: "rollout %{x}" } }, { range: [0, 1.04] }), said };
+  }
+  const DRAW = { curve: curves, trajectory, sweep, survival };
 
   function draw(panel) {
     const plot = panel.querySelector(".plot");

@@ -109,6 +109,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "learning": learning,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
+        "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
         "signs": COUNTED,
         "sign_heads": [[sign.title] for sign in COUNTED.values()],
         "about": about_runs(runs),
@@ -269,6 +270,10 @@ def data(comparison: Comparison) -> dict[str, Any]:
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
         "lost": {
             key: {keys[name]: [run.seed for run in table.runs[name] if collapsed(run)] for name in table.methods}
+            for key, table in tables.items()
+        },
+        "survival": {
+            key: {keys[name]: table.collapses[name].losses.survival for name in table.methods}
             for key, table in tables.items()
         },
         **curve_data(groups),

@@ -131,6 +131,8 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
         end = f"-{number}" if len(comparison.tables) > 1 else ""
         drawings |= {f"curve{end}": partial(_curve, comparison, table)}
         drawings |= {f"differences{end}": partial(_differences, comparison, table)} if len(table.methods) > 1 else {}
+        if any(collapse.losses.rate.hits for collapse in table.collapses.values()):
+            drawings[f"survival{end}"] = partial(_survival, comparison, table)
     for number, sweep in enumerate(comparison.sweeps if comparison.outcomes else [], 1):
         drawings[f"sweep-{number}"] = partial(_sweep, comparison, sweep)
     inches, columns = WIDTHS[width]
@@ -184,6 +186,15 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
     axes.set_yticks(range(len(shown)), list(shown))
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlabel(f"{comparison.outcomes[0].title}: difference from {table.baseline}")
+
+
+def _survival(comparison: Comparison, table: Table, axes: Axes) -> None:
+    for method in table.methods:
+        line, columns = _line(comparison, method), table.collapses[method].losses.survival
+        times, shares, low, high = (np.array(column, float) for column in columns)
+        axes.step(times, shares, where="post", **line)
+        axes.fill_between(times, low, high, step="post", color=line["color"], alpha=0.15, lw=0)
+    axes.set(xlabel="rollout", ylabel="share of runs not yet lost", ylim=(0, 1.04))
 
 
 def _sweep(comparison: Comparison, sweep: Sweep, axes: Axes) -> None:

@@ -64,7 +64,10 @@ SAID = [
     ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
     ("axolotl", STACK, ["axolotl 0.21", "trl.beta", "write rlstab: {head: rlstab}", COSTS]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
-    *((host, "distill", "MissingSignal: 'distill' reads the live 'teacher_divergence', .*use rlstab's trainer") for host in REPLACED),
+    *(
+        (host, "distill", "MissingSignal: 'distill' reads the live 'teacher_divergence', .*use rlstab's trainer")
+        for host in REPLACED
+    ),
     ("data", "distill", "ConfigError: 'distill' asks for a penalty"),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
 ]

@@ -112,6 +112,20 @@ def test_a_method_that_loses_all_its_runs_is_compared_by_them() -> None:
     assert of(eight(method="grpo"), nan).tables[0].cells["dapo", "reward/area"].values == {}
 
 
+def test_the_time_to_a_loss_is_that_of_kaplan_and_meier() -> None:
+    runs = [run([0.5] * at + [0.0] * (60 - at), seed=at) for at in (20, 30, 40)] + [
+        run(rewards(s, False), seed=s) for s in (1, 2)
+    ]
+    runs += [replace(run(GOOD[:25], seed=3), status="unfinished")]  # seen up to its 25th rollout
+    times, shares, low, high = losses_of({"m": runs}, None)["m"].survival
+    # lost at 30, 40 and 50 (a fall is seen in the next bin); of six one is censored at 25, before the first
+    assert times == (0, 25, 30, 40, 50, 60)
+    assert shares == pytest.approx((1, 1, 4 / 5, 3 / 5, 2 / 5, 2 / 5))
+    assert (low[0], high[0]) == (None, None)
+    assert 0 < low[3] < 3 / 5 < high[3] < 1
+    assert losses_of({"m": [run(GOOD)]}, None)["m"].survival == ((0, 60), (1, 1), (None, None), (None, None))
+
+
 def test_a_bench_says_what_it_calls_lost_and_a_results_file_keeps_it(tmp_path: Path) -> None:
     half = [0.5] * 30 + [0.3] * 30  # six tenths of the peak
     for method, values in (("grpo", None), ("dapo", half)):
@@ -138,6 +152,7 @@ def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:
     make_report([tmp_path / "b"], out=tmp_path / "out", metrics=["reward/area"])
     text = (tmp_path / "out/report.html").read_text()
     assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds' in text
+    assert 'data-figure="survival"' in text
     said = (tmp_path / "out/report.md").read_text()
     assert (
         "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %." in said

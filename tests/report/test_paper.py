@@ -50,7 +50,7 @@ def size(svg: Path) -> tuple[float, float]:
 def test_the_files_of_a_paper_have_the_numbers_of_the_comparison(tmp_path: Path) -> None:
     comparison = of(lossy())
     written = write_paper(comparison, tmp_path / "p", "rlstab report x", "column")
-    figures = {f"{name}.{kind}" for name in ("curve", "differences") for kind in ("svg", "pdf")}
+    figures = {f"{name}.{kind}" for name in ("curve", "differences", "survival") for kind in ("svg", "pdf")}
     assert {path.name for path in written} == {"runs.csv", "numbers.csv", "table.tex", "rlstab-report.json"} | figures
     numbers = list(csv.DictReader((tmp_path / "p/numbers.csv").read_text().splitlines()))
     [row] = [row for row in numbers if (row["method"], row["number"]) == ("dapo", "rate of lost runs")]
@@ -115,7 +115,8 @@ def test_the_same_runs_give_the_same_files_and_no_other_file_is_replaced(tmp_pat
 
 def test_a_sweep_several_settings_and_names_of_any_letters(swept: Comparison, tmp_path: Path) -> None:
     names = {path.name for path in write_paper(swept, tmp_path / "s", "", "column")}
-    assert {"sweep-1.svg", "curve-1.svg", "curve-3.pdf", "differences-2.svg"} <= names
+    assert {"sweep-1.svg", "curve-1.svg", "curve-3.pdf", "differences-2.svg", "survival-3.svg"} <= names
+    assert "survival-1.svg" not in names  # nothing was lost there
     drawn = (tmp_path / "s/sweep-1.svg").read_text()
     assert "<!-- 2e-4 -->" in drawn
     assert "mathdefault" not in drawn
@@ -148,7 +149,7 @@ def test_a_run_of_nothing_but_nan_is_drawn(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     written = {path.name for path in write_paper(of(runs), tmp_path, "", "column")}
-    assert {"curve.svg", "table.tex"} <= written
+    assert {"curve.svg", "survival.svg", "table.tex"} <= written
 
 
 @pytest.mark.slow
