@@ -26,6 +26,7 @@ from rlstab.core.metrics import RunningMeans
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Settled, Threshold
 from rlstab.errors import OutOfRange
 from rlstab.testing.agreement import (
     BrokenLaw,
@@ -429,6 +430,28 @@ def permutation(method: TokenObjective, trial: Trial) -> None:
     outcome, other = trial.whole(method), run_whole(method, moved)
     outcome = replace(outcome, gradients={name: gradient[order] for name, gradient in outcome.gradients.items()})
     outcome.require_same("in another order of tokens and sequences", other, REORDERED)
+
+
+@law(LAWS)
+def replication(method: TokenObjective, trial: Trial) -> None:
+    """Every sequence twice: the same loss and metrics, half the gradient each."""
+    double_step = trial.first.twice()
+    settled, doubled = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
+    if list(_order_statistics(settled)) != list(_order_statistics(doubled)):
+        raise NotApplicable("the order statistics of these optimizer steps change if every value occurs twice")
+    double = run_whole(method, double_step)
+    for name, gradient in double.gradients.items():
+        double.gradients[name] = gradient.view(2, -1).sum(0)
+    trial.whole(method).require_same("with every sequence twice", double, REORDERED)
+
+
+def _order_statistics(settled: Settled) -> Iterator[tuple[float | None, bool]]:
+    """The values to which the pools of all methods settle, and whether they are more than extreme values."""
+    for value in settled.values():
+        if isinstance(value, Settled):
+            yield from _order_statistics(value)
+        elif isinstance(value, Threshold):
+            yield value.value, value.nominal > 1
 
 
 @law(LAWS, large=True)

@@ -132,6 +132,19 @@ class Step:
         """With an odd seed built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
         return replace(self, layout=seed) if seed % 2 else self
 
+    def twice(self) -> Step:
+        """The optimizer step with every sequence twice, the copies under new ids."""
+        rows = len(self.sequence_ids)
+        shift = int(self.sequence_ids.max()) + 1 if rows else 0
+        return replace(
+            self._each(lambda values: values.repeat(2)),
+            sequence=torch.cat([self.sequence, self.sequence + rows]),
+            position=self.position.repeat(2),
+            sequence_ids=torch.cat([self.sequence_ids, self.sequence_ids + shift]),
+            group_ids=torch.cat([self.group_ids, self.group_ids + shift]),
+            layout=None,
+        )
+
     def given(self, **evidence: Tensor) -> Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})

@@ -118,6 +118,7 @@ class ClipCov(Covariant, TokenObjective):
     about = About(
         addresses={"exploration"},
         no_op_at=(NoOpAt({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),),
+        exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 
     name = "clip_cov"

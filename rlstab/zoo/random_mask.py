@@ -93,6 +93,7 @@ class RandomMask(TokenObjective):
     about = About(
         addresses={"token"},
         no_op_at=(NoOpAt({"share": 0.0}, "no number is below it."),),
+        exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 
     name = "random_mask"

@@ -35,6 +35,11 @@ def top(share: float) -> Any:
     return lambda self, batch: {"entropy": Pool.top(H(batch), share)}
 
 
+def moments_of(self: Any, batch: TokenBatch) -> dict[str, Mean]:
+    entropies = H(batch).double()
+    return {"mean": Mean.of(entropies), "square": Mean.of(entropies.square())}
+
+
 def mean_of(stat: Any, name: str = "entropy", empty: float = 0.0) -> float:
     return stat.mean(name).value if float(stat.mean(name).count) else empty
 
@@ -110,6 +115,12 @@ def broken(*laws: str, **options: Any) -> Callable[[Any], Any]:
 # -- the outcome depends on the cut, the order or the padding ----------------------------------------------------------
 
 
+def corrected_variance(stat):
+    count = float(stat.mean("mean").count)
+    variance = max(0.0, stat.mean("square").value - stat.mean("mean").value ** 2) if count else 0.0
+    return variance * count / max(1.0, count - 1)
+
+
 rows("split")(
     # its mean is that of the batch at hand: a micro-batch gives another one
     local_mean=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).mean() if len(b) else None,
@@ -145,6 +156,10 @@ def ties_by_order(batch, stat, state):
 
 # It takes the order in which tokens stand in memory for their position in the response.
 rows("permutation")(place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1))
+# Its variance divides by n - 1, next to an order statistic that differs where every value occurs twice.
+rows("replication", measure=lambda self, b: {**moments_of(self, b), "unused": Pool.quantile(H(b), 0.37)})(
+    bessel_beside_a_pool=lambda b, s, t: 1 / (1 + corrected_variance(s)),
+)
 
 
 def mean_constant(batch, constants):
