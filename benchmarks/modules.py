@@ -32,7 +32,7 @@ from tests.examples import EXAMPLES
 FIRST = ("clip_higher", "token_mean", "top_entropy", "s2t", "stare", "lp_reg", "kl", "entropy_bonus")
 #: Of a method with several settings, those that leave room for others: Lp-Reg without its own trust region.
 SETTINGS: dict[str, TokenObjective] = {"lp_reg": LpReg(ratio_cap=None)}
-OUTPUTS = ("logprobs", "entropies", "log_kept_mass", "sum_p_sq")
+OUTPUTS = ("logprobs", "entropies", "log_kept_mass", "sum_p_sq", "teacher_divergence")
 
 
 def stack() -> list[TokenObjective]:
@@ -67,6 +67,9 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
         "lag": torch.arange(rows).remainder(4).unsqueeze(1).expand(rows, length),
         "teacher_logprobs": (live + 0.2 * torch.randn(rows, length, generator=draw)).clamp(max=0),
         "block_ids": (torch.arange(length) * 3 // length).expand(rows, length),
+        "teacher_divergence": torch.rand(rows, length, generator=draw),
+        "turn": (torch.arange(length) * 2 // length).expand(rows, length),
+        "turn_reward": torch.randn(rows, 2, generator=draw)[:, torch.arange(length) * 2 // length],
     }
 
 

@@ -1,8 +1,8 @@
 """Which values to remove so that the mean of the others fits a budget; values of several ranks stay on their rank.
 
-As in :mod:`rlstab.core.order_statistics`, the bits of a number of at least 0 are an integer in the order of the numbers. A
-histogram over the exponents, then over eleven more bits of the values in the bin where the mean passes the budget, and
-so on, finds the value. Only counts and sums travel: six reductions of at most 48 KB, for any number of
+As in :mod:`rlstab.core.order_statistics`, the bits of a number of at least 0 are an integer in the order of the
+numbers. A histogram over the exponents, then over eleven more bits of the values in the bin where the mean passes the
+budget, and so on, finds the value. Only counts and sums travel: six reductions of at most 48 KB, for any number of
 values. Mantissas are summed in two halves, exactly for up to 2^26 values, so that no split can change a decision.
 """
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlstab.report.build import make_report
-from rlstab.report.collapse import Fate, fate_of
+from rlstab.report.collapse import Fate, fate_of, losses_of
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.findings import findings
 from rlstab.report.load import load_runs

@@ -15,16 +15,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-#: ``policy_loss.loss_mode``, the one key that selects the adapter, is this, followed by the path of the objective.
-PREFIX = "rlstab:"
+from rlstab.adapters.verl.loss_mode import objective_file
+
 #: The module of verl's workers.
 HOME = "verl.workers.engine_workers"
-
-
-def objective_file(config: Any) -> str | None:
-    """The path after ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
-    mode = str(config.actor.policy_loss.get("loss_mode", ""))
-    return mode.removeprefix(PREFIX).strip() if mode.startswith(PREFIX) else None
 
 
 class ActorWorker:

@@ -34,7 +34,7 @@ from rlstab.adapters.settings import check_verl_settings, require_one_correction
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
-from rlstab.adapters.verl.plugin import objective_file
+from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.config import objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition, compose
