@@ -199,7 +199,8 @@ def verl(session: nox.Session) -> None:
 @nox.session(python="3.12", reuse_venv=True, default=False)
 def skyrl(session: nox.Session) -> None:
     """The tests of the adapter for SkyRL, whose worker and trainer run on a CPU, and its losses held to the cut."""
-    more = "aiohttp", "orjson", "pybase64", "fastapi", "uvicorn", "hypothesis>=6.120"  # what its trainer imports
+    # what its trainer imports
+    more = "aiohttp", "orjson", "pybase64", "fastapi", "uvicorn", "torchdata", "hypothesis>=6.120"
     session.install("torch==2.13.0", "-e", ".[train,testing,skyrl]", *more)
     env = env_of("skyrl")
     session.run("python", "-m", "pytest", "tests/adapters/test_skyrl.py", LOSSES, *session.posargs, env=env)
