@@ -55,7 +55,8 @@ class Everything(TokenObjective):
     """Reads all that can be known of a token, so that a dump has it, and does nothing."""
 
     name = "everything"
-    needs = set(SIGNALS) - {"turn", "turn_reward"}  # of these trainers each response is one turn
+    # of these trainers each response is one turn, and TRL keeps no support
+    needs = set(SIGNALS) - {"turn", "turn_reward", "log_support_mass"}
 
     def terms(self, batch: TokenBatch, stat: object, state: object) -> Terms:
         return Terms()

@@ -86,7 +86,7 @@ class OwnForward:
     through the vocabulary only for tokens with a gradient.
     """
 
-    gives = SIGNAL_NAMES - {"logprobs"}
+    gives = SIGNAL_NAMES - {"logprobs", "log_support_mass"}  # TRL keeps no support
     live = frozenset({"entropies", "log_kept_mass"})
 
     def __init__(self, trainer: GRPOTrainer, model: PreTrainedModel, options: Mapping[str, float]) -> None:

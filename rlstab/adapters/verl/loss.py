@@ -22,7 +22,7 @@ from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
 #: Signals that verl's engine computes itself, even with its fused kernels, which form no logits.
 BY_ENGINE = frozenset({"entropies"})
 #: Signals that are computed from its logits.
-FROM_LOGITS = SIGNAL_NAMES - {"logprobs"} - BY_ENGINE
+FROM_LOGITS = SIGNAL_NAMES - {"logprobs", "log_support_mass"} - BY_ENGINE
 #: The names of verl's outputs, by signal.
 OUTPUTS: Mapping[str, str] = {"logprobs": "log_probs", "entropies": "entropy"}
 
