@@ -22,6 +22,8 @@ from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command imports only what it uses
     from rlstab.config.document import Kind
+#: Names of `rlstab look` in earlier releases.
+OLD_NAMES = ("diagnose", "view", "replay")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete
 
-        argcomplete.autocomplete(parser)
+        argcomplete.autocomplete(parser, exclude=OLD_NAMES)
     options = parser.parse_args(arguments)
     try:
         code = int(options.command(options) or 0)
@@ -83,7 +85,8 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"unknown: '{value}'. {did_you_mean(value, action.choices)}")
+            hint = did_you_mean(value, [name for name in action.choices if name not in OLD_NAMES])
+            raise argparse.ArgumentError(action, f"unknown: '{value}'. {hint}")
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
         options, unknown = self.parse_known_args(arguments, namespace)
@@ -100,14 +103,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=lambda _: parser.print_help(), parser=parser)
     commands = parser.add_subparsers(metavar="COMMAND", dest="called")
 
-    def command(run: Callable[[argparse.Namespace], int | None], help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(run.__name__.removeprefix("_"), help=help)
+    def command(run: Callable[[argparse.Namespace], int | None], help: str, *old_names: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, aliases=old_names)
         added.set_defaults(command=run, parser=added)
         return added
 
     comma_list: dict[str, Any] = {"action": "extend", "type": lambda text: text.split(","), "default": []}
     look = command(
-        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
+        _look,
+        "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
+        *OLD_NAMES,
     )
     logs = "run folder, results file, log of a trainer or tracker (TRL, verl, wandb, MLflow, ...), export of prime-rl"
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump, or - for pasted text (this folder)")
@@ -383,6 +388,10 @@ def _look(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.look.look import look
 
+    if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
+        print(f"rlstab {options.called} is rlstab look now; the next release drops the old name", file=sys.stderr)
+    if options.called == "replay":  # took methods after its dump
+        options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]
     return look(**_given(options), console=Terminal())
 
 

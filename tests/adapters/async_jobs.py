@@ -6,7 +6,6 @@
 import functools
 import http.server
 import json
-import os
 import queue
 import random
 import sys
@@ -22,8 +21,6 @@ import torch
 from tests.adapters import jobs
 from tests.adapters.jobs import CHAIN, response, scored
 from tests.adapters.trl_jobs import ON_CPU, prompts, recorder, reward, tokenizer
-
-os.environ.update(ON_CPU)
 
 
 def varlen_attention(

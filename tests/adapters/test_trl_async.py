@@ -19,12 +19,20 @@ from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal
 from tests.adapters import jobs
 from tests.adapters.async_jobs import over_ranks, run, run_with_server, trainer_of
 from tests.adapters.jobs import farthest, largest, same_weights
+from tests.adapters.trl_jobs import ON_CPU
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
 MASKS = [CLIP, {"name": "s2t"}, {"name": "random_mask", "share": 0.3}]
 FOUR = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config has no `use_cpu`, so accelerate is told by the environment, here alone."""
+    for name, value in ON_CPU.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_without_an_objective_it_trains_as_trl_does(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "page", "record", "tasks", "testing"},
-    {"models"},
+    {"models", "replay"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"probe"},

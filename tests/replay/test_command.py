@@ -14,6 +14,16 @@ from tests.replay.dumps import write
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("old", ["replay", "view", "diagnose"])
+def test_an_old_name_works_and_prints_the_new_one(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["s2t"] if old == "replay" else ["--methods", "s2t"]
+    assert main([old, str(write(tmp_path / "dump", steps=1)), *methods, "--out", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr()
+    assert f"rlstab {old} is rlstab look now" in said.err
+    assert "The loss is trl/dapo" in " ".join(said.out.split())
+    assert (tmp_path / "page.html").exists()
+
+
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     return write(tmp_path / "dump", steps=1)
