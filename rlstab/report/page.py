@@ -17,7 +17,6 @@ from plotly.offline import get_plotlyjs
 from rlstab.bins import WIDTH
 from rlstab.console import counted
 from rlstab.page.render import digest, packed, rendered, safe_json
-from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -28,10 +27,11 @@ from rlstab.report.curves import (
     lead_curve,
     lead_sweep,
     line_styles,
-    panels_of,
+    metrics_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, listed, own_title, setting
+from rlstab.report.formatting import METRICS, axis, in_order, listed, own_title, setting
+from rlstab.report.runs import curve
 from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -42,6 +42,8 @@ from rlstab.signs import COUNTED
 LEARNING = 4
 #: Units of :attr:`RunRecord.spent` as axes.
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
+#: Seconds in a unit of time, by the shortest time that is drawn in it.
+TIMES = ((7200, "hours", 3600), (120, "minutes", 60), (0, "seconds", 1))
 
 
 @cache
@@ -84,8 +86,14 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     runs, looks, tables = comparison.loaded.runs, line_styles(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
-    panels, lead = panels_of(runs), lead_curve(comparison)
-    learning = [name for name in panels.learning if name != lead][:LEARNING]
+    metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
+    by_method: dict[str, list[str]] = defaultdict(list)
+    for name in metrics:
+        if "/" in name and not name.startswith(tuple(METRICS["general"])):
+            by_method[name.rpartition("/")[0]].append(name)
+    # the largest k tells most about what the policy can still find
+    largest = [name for name in metrics if name.startswith("eval/pass@")][-1:]
+    usual = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
     return {
         **vars(comparison),
         "checks": comparison.checks,
@@ -105,8 +113,13 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
             for outcome in comparison.outcomes
         ],
         "width": WIDTH,
-        "panels": panels,
-        "learning": learning,
+        "choices": [name for name in metrics if name not in METRICS["aside"]],
+        "learning": [name for name in usual if name in metrics and name != lead][:LEARNING],
+        "gradients": [name for name in METRICS["gradients"] if name in metrics],
+        "shares": {
+            name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
+        },
+        "by_method": by_method,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
@@ -193,10 +206,8 @@ def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iter
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
     lines, baseline_lines = _yaml(config).splitlines(), _yaml(baseline).splitlines()
     kinds = {" ": "same", "+": "new", "-": "gone"}
-    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:] or [
-        f" {line}" for line in lines
-    ]
-    yield from ((kinds[line[0]], line[1:]) for line in marked)
+    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:]
+    yield from ((kinds[line[0]], line[1:]) for line in marked or [f" {line}" for line in lines])
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
@@ -253,10 +264,9 @@ def data(comparison: Comparison) -> dict[str, Any]:
     """The data that ``page.js`` draws."""
     looks, tables = line_styles(comparison), _tables(comparison)
     keys = {name: f"m{index}" for index, name in enumerate(looks)}
-    panels = panels_of(comparison.loaded.runs)
     groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
-    curves = {outcome.name: curve_of(comparison, outcome.name) for outcome in comparison.outcomes}
-    used = [*panels.choices, *(name for names in panels.own.values() for name in names), *curves.values()]
+    longest = max((run.spent["seconds"][1][-1] for run in comparison.loaded.runs if "seconds" in run.spent), default=0)
+    time, scale = next((unit, scale) for least, unit, scale in TIMES if longest >= least)
     return {
         "methods": [
             {"key": keys[name], "name": name, "baseline": look.colour == 0, **asdict(look)}
@@ -264,19 +274,21 @@ def data(comparison: Comparison) -> dict[str, Any]:
         ],
         "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
         "outcomes": {
-            outcome.name: {"title": outcome.title, "curve": curves[outcome.name]} for outcome in comparison.outcomes
+            outcome.name: {"title": outcome.title, "curve": curve_of(comparison, outcome.name)}
+            for outcome in comparison.outcomes
         },
-        "metrics": {name: asdict(axis(name)) for name in used},
+        "metrics": {name: asdict(axis(name)) for name in metrics_of(comparison.loaded.runs)},
+        "axes": {
+            "rollout": {"title": "rollout", "hover": "rollout %{x}", "format": "~g"},
+            "tokens": {"title": SPENT["tokens"], "hover": "%{x:.3s} tokens", "format": "~s"},
+            "seconds": {"title": f"{SPENT['seconds']}, {time}", "hover": f"%{{x:.3~g}} {time}", "format": "~g"},
+        },
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
-        "lost": {
-            key: {keys[name]: [run.seed for run in table.runs[name] if collapsed(run)] for name in table.methods}
-            for key, table in tables.items()
-        },
         "survival": {
             key: {keys[name]: table.collapses[name].losses.survival for name in table.methods}
             for key, table in tables.items()
         },
-        **curve_data(groups),
+        **curve_data(groups, {"tokens": 1, "seconds": scale}),
     }
 
 
