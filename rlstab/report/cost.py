@@ -63,7 +63,7 @@ def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
     """By method, what a rollout costs: the amount for the baseline, and multiples of it for the others."""
-    costs_of_method = {name: {unit: _each(group, unit) for unit in UNITS} for name, group in runs.items()}
+    costs_of_method = {name: {unit: _cost_of_rollout(group, unit) for unit in UNITS} for name, group in runs.items()}
     first = costs_of_method.get(baseline or "", {})
     texts: dict[str, str] = {}
     for name, costs in costs_of_method.items():
@@ -78,7 +78,7 @@ def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
     return texts
 
 
-def _each(runs: Sequence[RunRecord], unit: str) -> float | None:
+def _cost_of_rollout(runs: Sequence[RunRecord], unit: str) -> float | None:
     """The mean over runs of what a rollout costs."""
     costs = [
         float(totals[-1]) / int(ends[-1]) for run in runs if unit in run.spent for ends, totals in [run.spent[unit]]

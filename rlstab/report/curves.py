@@ -167,7 +167,8 @@ def curve_of(comparison: Comparison, outcome: str) -> str:
 def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: Mapping[str, float]) -> dict[str, Any]:
     """Curves of all runs, and what the runs of each method had spent at each point of a grid.
 
-    ``{"grids": [[rollouts]], "curves": {setting: {method: {metric: ...}}}, "costs": {setting: {method: {grid: ...}}}}``.
+    The keys are ``grids``, lists of rollouts; ``curves``, by setting, method and metric; and ``costs``, by setting,
+    method, grid and unit.
 
     Args:
         groups: runs by setting and method; the keys are those of the page's controls.

@@ -6,7 +6,7 @@
   };
   document.head.append(make("script", "", await unpacked("plotly")));
   const data = JSON.parse(await unpacked("data"));
-  const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, smooth: 1, axis: "rollout", print: false };
+  const state = { setting: data.settings[0].key, outcome: Object.keys(data.outcomes)[0], axis: "rollout", smooth: 1, off: new Set(), print: false };
   const DASHES = ["solid", "dash", "dot"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
 
@@ -49,7 +49,7 @@
       xaxis: { ...axis, showgrid: false, showline: true, ...x }, yaxis: { ...axis, automargin: "left", ...y },
     };
   }
-  function curves(panel) {
+  function curve(panel) {
     const { metric } = panel.dataset, log = panel.dataset.log !== undefined, traces = [], said = [];
     for (const method of shown()) {
       const series = seriesOf(metric, method);
@@ -119,11 +119,10 @@
     }
     return { traces, layout: layout({ title: { text: "rollout", standoff: 6 }, unifiedhovertitle: { text: "rollout %{x}" } }, { range: [0, 1.04] }), said };
   }
-  const DRAW = { curve: curves, sweep, survival };
 
   function draw(panel) {
     const plot = panel.querySelector(".plot");
-    const { traces, layout: frame, said, why } = DRAW[panel.dataset.figure](panel);
+    const { traces, layout: frame, said, why } = { curve, sweep, survival }[panel.dataset.figure](panel);
     const title = panel.querySelector(".title")?.textContent || panel.querySelector("select")?.selectedOptions[0]?.textContent || "";
     if (!traces.length) {
       if (plot.data) Plotly.purge(plot);
@@ -135,50 +134,42 @@
     }
     plot.classList.remove("empty");
     if (!plot.data) plot.replaceChildren();
-    frame.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
-    frame.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
+    if (state.print) Object.assign(frame, panel.closest(".small") ? { width: 325, height: 165 } : { width: 670, height: panel.dataset.figure === "curve" ? 235 : 380 });
     plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
     for (const trace of traces) trace.showlegend = trace.meta.part === "mean";
     Plotly.react(plot, traces, frame, {
       modeBarButtons: [["toImage"]],
       displaylogo: false,
       toImageButtonOptions: { format: "svg", filename: panel.dataset.metric || panel.dataset.figure },
-      responsive: false,
+      responsive: true,
       showTips: false,
     });
   }
   const panels = all("figure[data-figure]");
-  // small panels of methods that do not run in this setting would be empty frames
-  function relevant(panel) {
-    const optional = panel.closest("[data-own]");
-    if (!optional) return true;
-    const any = data.methods.some((method) => data.curves[state.setting]?.[method.key]?.[panel.dataset.metric]);
-    panel.hidden = !any;
-    return any;
-  }
   function redraw() {
-    for (const panel of panels) if (relevant(panel)) draw(panel);
+    for (const panel of panels) {
+      // small panels of methods that do not run in this setting would be empty frames
+      panel.hidden = panel.closest("[data-own]") && !data.methods.some((method) => data.curves[state.setting]?.[method.key]?.[panel.dataset.metric]);
+      if (!panel.hidden) draw(panel);
+    }
     for (const group of all("[data-own]")) group.hidden = all("figure", group).every((one) => one.hidden);
   }
 
   // ---- controls
-  // the first figure shows how the chosen outcome came about
-  function follow() {
-    const panel = document.querySelector("figure[data-first][data-metric]"), metric = data.outcomes[state.outcome]?.curve;
-    if (!panel || !metric) return;
-    panel.dataset.metric = metric;
-    panel.querySelector(".title").textContent = data.metrics[metric]?.title ?? metric;
-  }
-  function select() {
-    for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || (one.dataset.outcome !== undefined && one.dataset.outcome !== state.outcome);
+  function choose() {
+    for (const id of ["setting", "outcome", "axis", "smooth"]) state[id] = by(id)?.value ?? state[id];
+    state.seeds = Boolean(by("seeds")?.checked);
+    // the first figure shows how the chosen outcome came about
+    const panel = document.querySelector("figure[data-first]"), metric = data.outcomes[state.outcome]?.curve;
+    if (panel && metric) {
+      panel.dataset.metric = metric;
+      panel.querySelector(".title").textContent = data.metrics[metric]?.title ?? metric;
+    }
+    for (const one of all("[data-setting]")) one.hidden = one.dataset.setting !== state.setting || ![undefined, state.outcome].includes(one.dataset.outcome);
     for (const one of all(".chip")) one.hidden = !data.curves[state.setting]?.[one.dataset.method];
+    redraw();
   }
-  const listen = (id, event, act) => by(id)?.addEventListener(event, act);
-  listen("setting", "change", (event) => { state.setting = event.target.value; select(); redraw(); });
-  listen("outcome", "change", (event) => { state.outcome = event.target.value; follow(); select(); redraw(); });
-  listen("axis", "change", (event) => { state.axis = event.target.value; redraw(); });
-  listen("seeds", "change", (event) => { state.seeds = event.target.checked; redraw(); });
-  listen("smooth", "change", (event) => { state.smooth = Number(event.target.value); redraw(); });
+  for (const id of ["setting", "outcome", "axis", "smooth", "seeds"]) by(id)?.addEventListener("change", choose);
   root.addEventListener("painted", redraw);
   for (const chip of all(".chip"))
     chip.addEventListener("click", (event) => {
@@ -196,15 +187,7 @@
   // ---- paper: light, figures at full width
   window.addEventListener("beforeprint", () => { state.print = true; paint("light"); });
   window.addEventListener("afterprint", () => { state.print = false; repaint(); });
-  let waiting;
-  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (!state.print) redraw(); }, 120); });
 
-  state.outcome = by("outcome")?.value ?? Object.keys(data.outcomes)[0] ?? null;
-  const chosen = by("setting");
-  if (chosen) state.setting = chosen.value; // a browser keeps the choice over a reload
-  state.axis = by("axis")?.value ?? "rollout";
-  follow();
-  select();
-  redraw();
+  choose();
   root.dataset.drawn = "";
 })();

@@ -7,11 +7,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
@@ -46,13 +44,6 @@ SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 TIMES = ((7200, "hours", 3600), (120, "minutes", 60), (0, "seconds", 1))
 
 
-@cache
-def _plotly() -> tuple[Markup, str]:
-    """Plotly for a page, and its digest."""
-    script = get_plotlyjs()
-    return packed(script), digest(script)
-
-
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     """The HTML of a report.
 
@@ -61,16 +52,16 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         command: makes the report again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
-    plotly, of_plotly = _plotly()
+    plotly = get_plotlyjs()
     pairs = zip(LIGHT, DARK, strict=True)
     colours = " ".join(f"--m{index}: light-dark({light}, {dark});" for index, (light, dark) in enumerate(pairs))
-    numbers = {"plotly": plotly, "data": packed(safe_json(plain(data(comparison)))), "source": source}
+    numbers = {"plotly": packed(plotly), "data": packed(safe_json(plain(data(comparison)))), "source": source}
     functions = {
         **{"axis": axis, "own_title": own_title, "highest_stable": highest_stable, "p_value": p_value},
         "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
     context = contents(comparison, command) | functions | numbers
-    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[of_plotly])
+    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[digest(plotly)])
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
