@@ -142,9 +142,9 @@ def _require_own(out: Path) -> None:
     """Make the folder, and refuse one with other files that would be replaced."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
+    except (OSError, ValueError) as error:  # a name with a null character
         raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
-    foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
     if foreign or read_record(out).get("name", "probe") != "probe":
         content = f"another {foreign[0]}" if foreign else "another bench"
         raise ConfigError(f"{out} holds {content}, which is not replaced. Give another folder with --out.")

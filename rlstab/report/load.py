@@ -20,7 +20,7 @@ from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.names import name_of, settings_between, shown, tails_of, told_apart
 from rlstab.report.results_file import read_results
-from rlstab.report.run_folder import foreign, is_launched, is_run, read_folder, record_of
+from rlstab.report.run_reader import foreign, is_launched, is_run, read_folder, record_of
 from rlstab.report.runs import LeftOut, Loaded, RunRecord, grouped
 from rlstab.run_files import CHECKPOINTS
 from rlstab.safe_read import read_mapping, read_text
