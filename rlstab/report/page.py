@@ -74,6 +74,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         comparison: the results that it shows.
         command: makes the report again.
     """
+    benches = dict.fromkeys(table.bench for table in comparison.tables if table.bench)
     runs, looks, tables = comparison.loaded.runs, line_styles(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
@@ -88,7 +89,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     return {
         **vars(comparison),
         "checks": comparison.checks,
-        "title": _title(comparison, looks),
+        "title": ": ".join(filter(None, (", ".join(benches), _compared(comparison, looks)))),
         "what": _what(comparison, len(looks)),
         "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
@@ -133,16 +134,13 @@ def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
     return {key: (table.setting if is_single else table.title) or "all runs" for key, table in tables.items()}
 
 
-def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
-    benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
-    head = f"{listed(benches)}: " if benches else ""
+def _compared(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
+    """The methods, and what all of them are compared with."""
     baselines = {table.baseline for table in comparison.tables}
     compared = [name for name in looks if name not in baselines]
-    if len(baselines) > 1:  # none is the baseline of all tables
-        return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
-    if not compared or None in baselines:
-        return head + listed(looks)
-    return f"{head}{listed(compared) if len(compared) <= 3 else f'{len(compared)} methods'} against {baselines.pop()}"
+    against = f" against {next(iter(baselines))}" if len(baselines) == 1 and compared and None not in baselines else ""
+    names = compared if against else looks
+    return (listed(names) if len(names) <= 3 else counted(len(names), "method")) + against
 
 
 def _what(comparison: Comparison, methods: int) -> str:

@@ -430,7 +430,7 @@ def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     ("name", "reason"),
     {
         "a\0b": "embedded null byte",
-        "a\ud800b": "'utf-8' codec can't encode character '\\ud800' in position 1: surrogates not allowed",
+        "a\ud800b": "surrogates not allowed",
         "file/x": "its folder is a file or a broken link",
         "dangling/x": "its folder is a file or a broken link",
         "n" * 300: "file name too long",
@@ -445,4 +445,5 @@ def test_a_path_that_cannot_be_written_is_named_with_its_option(name: str, reaso
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ReportError) as raised:
         write_text(tmp_path / name, "", "--export")
-    assert str(raised.value).endswith(f": cannot be written: {reason}. Give another path by --export.")
+    assert f"{tmp_path / name}: cannot be written: " in str(raised.value)
+    assert str(raised.value).endswith(f"{reason}. Give another path by --export.")
