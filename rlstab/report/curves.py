@@ -74,16 +74,14 @@ class Seeds:
     @property
     def means(self) -> NDArray[np.float64]:
         """``(n,)`` means over the seeds; NaN where fewer than half of them have a value."""
-        finite = np.isfinite(self.values)
-        counts, sums = finite.sum(0), np.where(finite, self.values, 0.0).sum(0)
-        return np.where(2 * counts >= len(self.seeds), sums / np.maximum(counts, 1), np.nan)
+        return self.band(np.full(len(self.seeds), True))[1]
 
-    def band(self, included: Sequence[bool], is_norm: bool) -> NDArray[np.float64]:
+    def band(self, included: NDArray[np.bool_], is_norm: bool = False) -> NDArray[np.float64]:
         """``(3, n)``: quartiles over some seeds, and their mean between them; NaN likewise.
 
         In the middle of a norm is its median, since one spike would dominate a mean.
         """
-        values = self.values[np.array(included)]
+        values = self.values[included]
         enough = 2 * np.isfinite(values).sum(0) >= len(values)
         band = np.full((3, values.shape[1]), np.nan)
         band[:, enough] = np.nanquantile(values[:, enough], (0.25, 0.5, 0.75), axis=0)
@@ -181,20 +179,19 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: 
     grids: dict[tuple[int, ...], int] = {}
     curves: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
     costs: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
-    for setting, method, runs in (
-        (setting, method, runs) for setting, methods in groups.items() for method, runs in methods.items()
-    ):
+    for setting, method in ((setting, method) for setting, methods in groups.items() for method in methods):
+        runs = groups[setting][method]
         for metric in sorted(metrics_of(runs)):
             if (seeds := seeds_of(runs, metric, points)) is None:
                 continue
             grid = grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids))
             drawn = [run for run in runs if run.seed in seeds.seeds]
-            lost = list(map(collapsed, drawn))
-            band = seeds.band([all(lost) or not is_lost for is_lost in lost], metric in METRICS["gradients"])
+            lost = np.array(list(map(collapsed, drawn)))
+            band = seeds.band(~lost if not lost.all() else lost, metric in METRICS["gradients"])
             curves[setting][method][metric] = {
                 "grid": grid,
                 "names": list(seeds.seeds),
-                "lost": lost,
+                "lost": lost.tolist(),
                 "seeds": list(map(_short, seeds.values)),
                 **dict(zip(BAND, map(_short, band), strict=True)),
             }
