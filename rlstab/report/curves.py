@@ -186,20 +186,22 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: 
                 continue
             grid = grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids))
             drawn = [run for run in runs if run.seed in seeds.seeds]
-            lost = np.array(list(map(collapsed, drawn)))
-            band = seeds.band(~lost if not lost.all() else lost, metric in METRICS["gradients"])
+            losses = np.array(list(map(collapsed, drawn)))
+            band = seeds.band(losses if losses.all() else ~losses, metric in METRICS["gradients"])
             curves[setting][method][metric] = {
                 "grid": grid,
                 "names": list(seeds.seeds),
-                "lost": lost.tolist(),
+                "lost": losses.tolist(),
                 "seeds": list(map(_short, seeds.values)),
                 **dict(zip(BAND, map(_short, band), strict=True)),
             }
             for unit, scale in scales.items():
                 if all(unit in run.spent for run in drawn):
-                    each = np.ma.masked_invalid([_spent(run, unit, seeds.rollouts) / scale for run in drawn])
-                    mean = np.maximum.accumulate(each.mean(0).filled(np.nan))  # a costly run that stops leaves the mean
-                    axes = {"seeds": list(map(_short, each.filled(np.nan))), "mean": _short(mean)}
+                    spent = np.ma.masked_invalid([_spent(run, unit, seeds.rollouts) / scale for run in drawn])
+                    mean = np.maximum.accumulate(
+                        spent.mean(0).filled(np.nan)
+                    )  # a costly run that stops leaves the mean
+                    axes = {"seeds": list(map(_short, spent.filled(np.nan))), "mean": _short(mean)}
                     costs[setting][method].setdefault(grid, {})[unit] = axes
     return {"grids": list(map(list, grids)), "curves": curves, "costs": costs}
 

@@ -129,10 +129,10 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     names = []
     for item in items:
         if isinstance(item, Mapping) and "name" in item:
-            observed = item.get("method")
-            is_observer = item["name"] == "observe" and isinstance(observed, Mapping) and "name" in observed
-            # as in metrics, and a class in a file is not loaded
-            names.append(f"observe_{portable(observed['name'])}" if is_observer else str(portable(item["name"])))
+            name, observed = str(portable(item["name"])), item.get("method")  # a class in a file is not loaded
+            if name == "observe" and isinstance(observed, Mapping) and "name" in observed:
+                name = f"observe_{portable(observed['name'])}"  # as in metrics
+            names.append(name)
     return [
         f"{name}_{names[: index + 1].count(name)}" if names.count(name) > 1 else name
         for index, name in enumerate(names)
