@@ -74,7 +74,8 @@ class Seeds:
     @property
     def means(self) -> NDArray[np.float64]:
         """``(n,)`` means over the seeds; NaN where fewer than half of them have a value."""
-        return self.band(np.full(len(self.seeds), True))[1]
+        means: NDArray[np.float64] = self.band(np.full(len(self.seeds), True))[1]
+        return means
 
     def band(self, included: NDArray[np.bool_], is_norm: bool = False) -> NDArray[np.float64]:
         """``(3, n)``: quartiles over some seeds, and their mean between them; NaN likewise.
