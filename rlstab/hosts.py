@@ -209,7 +209,7 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
 
 #: A response is truncated if its last token is not an EOS; no host grows branches; turns follow from the mask of tools.
 _GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"}
-_GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn"}
+_GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn", "turn_reward"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.turns import context_of, turns_of
+from rlstab.core.turns import context_of, starts_of, turns_of
 from rlstab.errors import DataError
 from rlstab.tasks import Example
 
@@ -68,7 +68,7 @@ def turn_evidence(
         failed: takes an error of the task; all turns of that response earn 0.
     """
     turns, replied = turns_of(mask), context_of(mask) & ~mask
-    counts = torch.where(mask, turns + 1, 0).amax(-1).tolist() if mask.numel() else []
+    counts = starts_of(mask).sum(-1).tolist()
     earned = torch.zeros((len(examples), max(counts, default=0)), dtype=torch.float64)
     states = torch.zeros(earned.shape, dtype=torch.int64)
     for row, (example, text, count) in enumerate(zip(examples, texts, counts, strict=True)):
