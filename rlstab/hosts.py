@@ -232,7 +232,7 @@ HOSTS: Mapping[str, Host] = {
     "verl": _host("verl", verl_settings),
     "skyrl": _host(
         *("skyrl", skyrl_settings),
-        gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch"}),
+        gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch", "turn"}),
         live=frozenset(),
     ),
     "tinker": _host("tinker", lambda objective: {}, gives=frozenset(SIGNALS), live=frozenset()),

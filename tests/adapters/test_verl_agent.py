@@ -14,6 +14,7 @@ pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: no
 
 from rlstab.adapters.verl.batch import MiniBatch
 from rlstab.errors import MissingSignal, ShapeError
+from tests.adapters.byte_model import write_model
 from tests.adapters.jobs import farthest
 from tests.adapters.verl_jobs import composed, recorder, settings, worker_of
 
@@ -37,24 +38,8 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tiny model that reads bytes, whose tokenizer has a template for chats with tools."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("model")
-    special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
-    words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    fast = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast.add_special_tokens(special)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, pad_token=special[0], eos_token=special[2])
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), max_position_embeddings=2048, **sizes, **ends)).save_pretrained(
-        folder
-    )
+    write_model(folder, TEMPLATE)
     return str(folder)
 
 
@@ -238,7 +223,7 @@ def test_verls_newest_trainer_hands_over_the_same(rollout: Any, model: str) -> N
 
 
 def test_what_does_not_fit_is_refused(rollout: Any, model: str, tmp_path: Path) -> None:
-    with pytest.raises(MissingSignal, match="'turn_credit' reads 'turn_reward', .* set .*multi_turn.enable=true"):
+    with pytest.raises(MissingSignal, match=r"'turn_credit' reads 'turn_reward', .* set .*multi_turn\.enable=true"):
         worker_of(tmp_path, CREDIT, **changes(model, **{"rollout.multi_turn.max_parallel_calls": 2}))
     data = deepcopy(rollout)
     data.non_tensor_batch["tool_rewards"][1] = [0.5]

@@ -26,6 +26,8 @@ Provider: TypeAlias = Callable[[Inputs], Tensor]
 
 #: TRL's columns by signal.
 COLUMNS: Mapping[str, str] = facts("trl")["columns"]
+#: The key under which it adds the reward of each token's turn.
+TURN_REWARD = COLUMNS["turn_reward"]
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
 _MASK = "rlstab_mask"
@@ -141,7 +143,7 @@ def batch_of(
     old, logprobs = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, logprobs, unread) if values is not None)
-    signals, unscored = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
+    signals, unscored = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")
     signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
         signals["truncated"] = truncated(inputs, ends)
