@@ -263,7 +263,8 @@ class Generator:
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
-        self._report_turns("reply", errors, metrics)
+        if replies(self.task):
+            self._report_errors("turns/errors", errors, f"reply raised on rank {self.rank}", metrics)
         with metrics.phase("score"):
             scores = Scores.joined([job.result() for job in jobs], self.rewards)
         return Rollout.joined(parts, policy.pad_id), scores
@@ -358,7 +359,7 @@ class Generator:
             errors = list[str]()
             tokens, rewards = (rollout.response_ids, rollout.response_mask), scores.rewards
             extra |= turn_evidence(self.task, examples, rollout.texts, *tokens, rewards, errors.append)
-            self._report_turns("turn_rewards", errors, metrics)
+            self._report_errors("turns/errors", errors, f"turn_rewards raised on rank {self.rank}", metrics)
             signals["turn"] = turns_of(rollout.response_mask).float() * rollout.response_mask
         responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
         return self._shape(replace(rollout, signals=signals, responses=responses), progress)
@@ -366,27 +367,22 @@ class Generator:
     def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
         """The evidence about blocks that the task gives for some responses."""
         blocks, errors = told_blocks(self.task, rollout.examples, rollout.texts)
-        metrics.add("blocks/errors", len(errors))
-        if errors:
-            self.say("blocks raised, none for the response", errors[0])
+        self._report_errors("blocks/errors", errors, "blocks raised, none for the response", metrics)
         given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
         return block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
 
-    def _report_turns(self, name: str, errors: Sequence[str], metrics: Metrics) -> None:
-        if replies(self.task):
-            metrics.add("turns/errors", len(errors))
+    def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
+        metrics.add(metric, len(errors))
         if errors:
-            self.say(f"{name} raised on rank {self.rank}", errors[0])
+            self.say(what, errors[0])
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
-        metrics.add("scorer/errors", len(scores.errors))
         late = [text for text, timed_out in zip(texts, scores.timed_out.tolist(), strict=True) if timed_out]
         metrics.add("scorer/timeouts", len(late))
         if late:
             self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
-        if scores.errors:
-            self.say(f"scorer raised on rank {self.rank}, reward 0", scores.errors[0])
+        self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
