@@ -32,7 +32,7 @@ from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
-from rlstab.tasks import Example, Task
+from rlstab.tasks import Block, Example, Task
 from rlstab.tasks.attempts import attempt, offers
 from rlstab.tasks.blocks import block_evidence, checked_blocks, require_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
@@ -369,7 +369,7 @@ class Generator:
     def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
         """The evidence about blocks that the task gives for some responses."""
         errors = list[str]()
-        blocks = [
+        blocks: list[list[Block]] = [
             attempt(checked_blocks, self.task, example, text, errors.append, [])
             for example, text in zip(rollout.examples, rollout.texts, strict=True)
         ]
