@@ -2,12 +2,15 @@
 
 from typing import Annotated
 
+import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.random import GOLDEN
+
+#: Turn numbers are below it: a float32 holds whole numbers up to 2^24.
+SPAN = 1 << 32
 
 
 class TurnCredit(TokenObjective):
@@ -28,7 +31,7 @@ class TurnCredit(TokenObjective):
         c is ``coefficient``, e is ``epsilon``. Each turn counts once, however many tokens it has.
 
     Reads:
-        - ``turn`` (n,), whole numbers from 0: the turn of each token; those of a turn follow one another.
+        - ``turn`` (n,), whole numbers from 0: the turn of each token.
         - ``turn_reward`` (n,), unitless: the reward of its turn, the same on all of its tokens.
         - ``group_ids`` (S,), integers: which responses are compared.
         - ``sequence`` (n,), integers: the response of each token.
@@ -107,13 +110,14 @@ class TurnCredit(TokenObjective):
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
 
     def measure(self, batch: TokenBatch) -> Stat:
-        keys, reward = _keys(batch), batch.signal("turn_reward").double()
-        changes = (keys.diff() != 0) | (batch.sequence.diff() != 0)
-        first = pad(changes, (1, 0), value=True)[: len(batch)]  # of the tokens of a turn
-        return {"reward": Grouped.of(keys, reward, first), "square": Grouped.of(keys, reward.square(), first)}
+        turn, index, size = torch.unique(_turns(batch), return_inverse=True, return_counts=True)
+        zeros = torch.zeros(size.shape, dtype=torch.float64, device=size.device)
+        earned = zeros.index_add(0, index, batch.signal("turn_reward").double()) / size
+        keys = _keys(batch.group_ids[turn // SPAN], turn % SPAN)
+        return {"reward": Grouped.of(keys, earned), "square": Grouped.of(keys, earned.square())}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        keys, reward = _keys(batch), stat.grouped("reward")
+        keys, reward = _keys(batch.spread(batch.group_ids), _turns(batch) % SPAN), stat.grouped("reward")
         mean, count = reward.mean(keys), reward.count(keys)
         bonus = self.coefficient * (batch.signal("turn_reward").double() - mean)
         if self.normalise:
@@ -123,6 +127,11 @@ class TurnCredit(TokenObjective):
         return Terms(bonus=bonus, report={"credit": Mean.of(bonus.abs())})
 
 
-def _keys(batch: TokenBatch) -> Tensor:
-    """``(n,)`` int64, one number for each turn of each group; ids may use all 64 bits."""
-    return batch.spread(batch.group_ids) * GOLDEN + batch.signal("turn").floor().clamp(min=0).long()
+def _turns(batch: TokenBatch) -> Tensor:
+    """``(n,)`` int64, one number for each turn of each response."""
+    return batch.sequence * SPAN + batch.signal("turn").floor().clamp(min=0).long()
+
+
+def _keys(group_ids: Tensor, turn: Tensor) -> Tensor:
+    """int64, one number for each turn of each group; ids may use all 64 bits."""
+    return group_ids * GOLDEN + turn
