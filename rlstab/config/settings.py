@@ -200,9 +200,7 @@ class LotterySettings(Settings):
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
     seed: Seed = Field(0, description="seed of the problem generator")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
-    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        4.0, description="what a won draw earns; an even number earns 1"
-    )
+    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="a won draw earns it; an even number earns 1")
     shared: bool = Field(False, description="each turn earns half of the score: nothing says which turn earned it")
 
 

@@ -26,8 +26,6 @@ Provider: TypeAlias = Callable[[Inputs], Tensor]
 
 #: TRL's columns by signal.
 COLUMNS: Mapping[str, str] = facts("trl")["columns"]
-#: The key under which it adds the reward of each token's turn.
-TURN_REWARD = COLUMNS["turn_reward"]
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
 _MASK = "rlstab_mask"

@@ -24,7 +24,7 @@ from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
 from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
-    TURN_REWARD,
+    COLUMNS,
     Inputs,
     Provider,
     batch_of,
@@ -121,12 +121,11 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         train = self.model.training
         generated = super()._generate_and_score_completions(inputs)
         if "turn_reward" in self.objective.needs - self._rlstab_providers.keys():
-            rewards = [
-                getattr(environment, "turn_rewards", None) for environment in getattr(self, "environments", None) or ()
-            ]
+            environments = getattr(self, "environments", None) or ()
+            rewards = [getattr(environment, "turn_rewards", None) for environment in environments]
             rewards = rewards or [example.get("turn_rewards") for example in inputs]  # the columns of a rollout_func
             if any(earned is not None for earned in rewards):
-                generated[TURN_REWARD] = turn_rewards_of(rewards, response_mask(generated))
+                generated[COLUMNS["turn_reward"]] = turn_rewards_of(rewards, response_mask(generated))
         return stamp(
             generated,
             first=self.state.global_step if train else 0,
