@@ -63,7 +63,7 @@ from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider, require_provider_names
-from rlstab.train.learn import Learner, Refusals
+from rlstab.train.learn import Learner
 from rlstab.train.other_models import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
@@ -228,8 +228,7 @@ class Trainer:
         self.generator = Generator(
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
-        self.generator.require_blocks()
-        self.generator.require_turns()
+        self.generator.require_task()
         self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
@@ -254,13 +253,13 @@ class Trainer:
                 self._stop_if_asked()
                 rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 self._stop_if_asked()
-                progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
+                progress, reason = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == first:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
                         require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
-                self._count_refused(refused)
+                self._count_refused(metrics.counts.get("optimizer_steps/refused", 0), reason)
                 self._write_samples(rollout, number)
                 values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
                 if interval and (number % interval == 0 or number == total):
@@ -327,16 +326,16 @@ class Trainer:
             self._save()
         raise Stopped(number, rollouts, self.run.optimisation.rollouts, self.latest)
 
-    def _count_refused(self, refused: Refusals) -> None:
-        every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
-        self.refused = self.refused + refused.steps if every_step else 0
-        if refused.why and self.main:
-            tell(self.console, "refused", refused.why)
+    def _count_refused(self, steps: int, reason: str) -> None:
+        every_step = steps == self.run.optimisation.optimizer_steps_per_rollout
+        self.refused = self.refused + steps if every_step else 0
+        if reason and self.main:
+            tell(self.console, "refused", reason)
         if self.refused >= MAX_REFUSED:
             saved = checkpoint.checkpoints(self.out / CHECKPOINTS)
             newest = f"{saved[-1]} is the newest checkpoint." if saved else "There is no checkpoint yet."
             raise NonFinite(
-                f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
+                f"{self.refused} optimizer steps in a row were refused, the last because: {reason} Lower "
                 f"optimisation.lr. {newest}"
             )
 
