@@ -28,13 +28,13 @@ from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import changed_beside, chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, record_failure, write_record
-from rlstab.bench.worker import LOG, ORDER, QUEUED, how
+from rlstab.bench.worker import LOG, ORDER, QUEUED
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal, say
 from rlstab.console import command as shell_command
 from rlstab.core.method_settings import check_choices
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, how_ended
 from rlstab.extras import require
 from rlstab.files import replace_file
 from rlstab.tasks.rewards import require_callable
@@ -342,7 +342,7 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
             for worker in (busy[answer] for answer in ended):
                 run, code = worker.end()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
-                    record_failure(run.folder, run.folder / LOG, f"the worker {how(code)}")
+                    record_failure(run.folder, run.folder / LOG, f"the worker {how_ended(code)}")
                 screen.ended(run)
     finally:
         started = [worker for worker in workers if worker.process]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlstab.bench.record import FILE, last_lines, update_record
-from rlstab.errors import RlstabError
+from rlstab.errors import RlstabError, how_ended
 from rlstab.run_files import CHECKPOINTS, OUT
 
 #: File in the folder of a run for its output.
@@ -161,7 +161,7 @@ class _Command:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             text = file.read().decode("utf-8", errors="replace")
-        return last_lines(f"{text.rstrip()}\nthe command {how(code)}")
+        return last_lines(f"{text.rstrip()}\nthe command {how_ended(code)}")
 
     def end(self) -> None:
         """Ask it to end, and kill what remains after a while; another thread waits for it."""
@@ -216,14 +216,6 @@ def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, com
             command.end()
         update_record(folder, **clock.read())
         os._exit(ORPHANED)
-
-
-def how(code: int) -> str:
-    """How a process ended, by its exit code."""
-    if code >= 0:
-        return f"ended with code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 if __name__ == "__main__":

@@ -37,7 +37,22 @@ def told_blocks(task: Any, examples: Sequence[Example], texts: Sequence[str]) ->
     errors: list[str] = []
     for example, text in zip(examples, texts, strict=True):
         try:
-            blocks.append(_checked(task.blocks(example, text), text))
+            end, blocks_of_text = 0, list[Block](task.blocks(example, text))
+            for block in blocks_of_text:
+                lies = isinstance(block, Block) and end <= block.start < block.stop <= len(text)
+                if (
+                    not lies
+                    or not math.isfinite(block.reward)
+                    or block.outcome != int(block.outcome)
+                    or block.outcome < 0
+                ):
+                    raise DataError(
+                        f"`blocks` returned {block!r} where the last one ends at {end}, in a text of {len(text)} "
+                        f"characters. Return Blocks in order, not empty, without overlap, with a finite reward and an "
+                        f"outcome from 0 on."
+                    )
+                end = block.stop
+            blocks.append(blocks_of_text)
         except Exception as error:  # tasks are user code
             blocks.append([])
             errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
@@ -110,21 +125,3 @@ def token_blocks(
             if numbers[index] < 0:
                 numbers[index] = number
     return numbers
-
-
-def _checked(blocks: Any, text: str) -> list[Block]:
-    """The blocks, if they follow one another in the text.
-
-    Raises:
-        DataError: they do not, or a reward or an outcome is not valid.
-    """
-    end, checked = 0, list(blocks)
-    for block in checked:
-        lies = isinstance(block, Block) and end <= block.start < block.stop <= len(text)
-        if not lies or not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
-            raise DataError(
-                f"`blocks` returned {block!r} where the last one ends at {end}, in a text of {len(text)} characters. "
-                f"Return Blocks in order, not empty, without overlap, with a finite reward and an outcome from 0 on."
-            )
-        end = block.stop
-    return checked

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import rlstab
-from rlstab.errors import ConfigError, ScorerError
+from rlstab.errors import ConfigError, ScorerError, how_ended
 from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer
 from rlstab.tasks.worker_process import LENGTH, LONGEST_LINE, PLAIN
@@ -232,7 +232,10 @@ class _Worker:
                     with suppress(subprocess.TimeoutExpired):
                         self.process.wait(1.0)  # after closing its pipe it is about to end
                     self.end()
-                    return _how_ended(self.process.returncode)
+                    code = self.process.returncode
+                    if code == -signal.SIGXCPU:
+                        return Scored(timed_out=True)
+                    return Scored(error=f"the process that scored it {how_ended(code)}")
                 line += piece
         with suppress(ValueError, TypeError, RecursionError):
             score, reason = json.loads(line)
@@ -246,14 +249,6 @@ class _Worker:
         self.process.kill()
         with suppress(OSError), self.process:  # waits, and closes the pipes
             pass
-
-
-def _how_ended(code: int) -> Scored:
-    """The result of a process that ended before it answered, by its exit code."""
-    if code == -signal.SIGXCPU:
-        return Scored(timed_out=True)
-    ending = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return Scored(error=f"the process that scored it {ending}")
 
 
 def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:
