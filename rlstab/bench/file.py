@@ -224,7 +224,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers, notes = file.workers or (1 if template else _processors()), tuple(_alike(methods, settings, loaded))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers, notes = file.workers or (1 if template else processors), tuple(_alike(methods, settings, loaded))
     return Bench(file.model_copy(update=resolved), out_folder, out is not None, document.name, workers, runs, notes)
 
 
@@ -373,7 +374,10 @@ def _load_all(
                     problems.setdefault(text, []).append(f"{setting}/{name}")
     if problems:
         combinations = len(methods) * len(settings)
-        raise ConfigError("\n".join(_told(text, places, combinations) for text, places in problems.items()))
+        runs_of = {
+            text: "" if len(names) == combinations else f"\n  in {few(names)}" for text, names in problems.items()
+        }
+        raise ConfigError("\n".join(f"{text}{runs}" for text, runs in runs_of.items()))
     return loaded
 
 
@@ -431,10 +435,6 @@ def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _told(problem: str, runs: list[str], combinations: int) -> str:
-    return problem if len(runs) == combinations else f"{problem}\n  in {few(runs)}"
-
-
 def few(names: Sequence[str]) -> str:
     """The first names, and the number of others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -451,7 +451,3 @@ def _placed(run: RunConfig | Launch, folder: Path, seed: int) -> RunConfig | Lau
     if "checkpoint_every" not in run.tracking.model_fields_set:
         changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
     return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
 from rlstab.console import say
-from rlstab.progress import PERIOD, TimeLeft
 from rlstab.run_files import METRICS
 from rlstab.safe_read import read_object
 
@@ -39,8 +38,8 @@ class Screen(Progress):
     def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
         self._total, self._ended, self._made, self._start = len(runs), len(runs) - len(queue), 0, time.monotonic()
         # runs rarely end: the remaining time is estimated from rollouts, over some minutes
-        columns, shown = (BarColumn(), MofNCompleteColumn(), "rollouts", TimeLeft()), console.is_terminal
-        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=PERIOD)
+        columns, shown = (BarColumn(), MofNCompleteColumn(), "rollouts", TimeRemainingColumn()), console.is_terminal
+        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=3600)
         self._to_make, self._running = sum(run.rollouts for run in queue), list[BenchRun]()
         self._all = self.add_task("", total=self._to_make)
 

@@ -114,7 +114,12 @@ def _run(
     launcher: Launcher,
     console: Console,
 ) -> int:
-    _require_same_bench(bench)
+    owner = read_record(bench.out).get("name", bench.file.name)
+    if owner != bench.file.name:
+        raise ConfigError(
+            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
+            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
+        )
     plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
     if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
         raise ConfigError(
@@ -127,7 +132,11 @@ def _run(
     submit: Callable[[Screen], None] | None = None
     if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
         submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
-    _describe(bench)
+    if not bench.again:
+        (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
+    about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
+    about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
+    write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
     for note in notes_of(bench, plan, unchosen):
         say(console, f"note: {note}", "yellow")
     for run in plan["finished"]:
@@ -150,16 +159,6 @@ def _run(
         say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
         return STOPPED
     return _conclude(bench, runs, console)
-
-
-def _require_same_bench(bench: Bench) -> None:
-    """Refuse a folder that holds the runs of a bench with another name."""
-    owner = read_record(bench.out).get("name", bench.file.name)
-    if owner != bench.file.name:
-        raise ConfigError(
-            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
-            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
-        )
 
 
 def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:
@@ -237,15 +236,6 @@ def command(bench: Bench, run: BenchRun | None = None) -> str:
     elif bench.moved:
         parts += ["--out", str(bench.out)]
     return shlex.join(parts)
-
-
-def _describe(bench: Bench) -> None:
-    """Write ``bench.yaml`` and ``bench.json``."""
-    if not bench.again:
-        (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
-    about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
-    about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
-    write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
 
 
 def _processor() -> str:

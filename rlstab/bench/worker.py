@@ -19,7 +19,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,19 +47,17 @@ GRACE = 6.0
 ORPHANED = 3
 
 
-class _Clock:
-    """The time that the run took, with earlier attempts; None if unknown."""
+def _spent(order: dict[str, Any], start: float) -> dict[str, float | None]:
+    """``seconds`` of wall time and ``cpu_seconds``, user and system, with earlier attempts; None if unknown.
 
-    def __init__(self, before: dict[str, float | None], commands: bool) -> None:
-        self._before, self._commands, self._start = before, commands, time.perf_counter()
-
-    def read(self) -> dict[str, float | None]:
-        """``seconds`` of wall time and ``cpu_seconds``, user and system, of this process or of its command."""
-        children = os.times()  # commands that have ended
-        spent = time.process_time() + self._commands * (children.children_user + children.children_system)
-        elapsed = {"seconds": time.perf_counter() - self._start, "cpu_seconds": spent}
-        before = self._before
-        return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in elapsed.items()}
+    Args:
+        order: of the run.
+        start: when this process began with it, by ``time.perf_counter``.
+    """
+    children = os.times()  # commands that have ended
+    cpu = time.process_time() + ("command" in order) * (children.children_user + children.children_system)
+    elapsed, before = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu}, order["spent"]
+    return {name: None if before[name] is None else round(before[name] + new, 3) for name, new in elapsed.items()}
 
 
 def main() -> None:
@@ -113,20 +113,20 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
             earlier attempts.
         alone: whether standard input does not tell when the parent is gone.
     """
-    clock, writing = _Clock(order["spent"], "command" in order), threading.Lock()
+    spent, writing = partial(_spent, order, time.perf_counter()), threading.Lock()
     with (folder / LOG).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
     command = _Command(order["command"]) if "command" in order else None
     if not alone:
-        threading.Thread(target=_leave_with_parent, args=(folder, clock, writing, command), daemon=True).start()
+        threading.Thread(target=_leave_with_parent, args=(folder, spent, writing, command), daemon=True).start()
     error = command.run(folder / LOG) if command else _train(order["run"], order["resume"])
     if command and command.stopped:
-        update_record(folder, **clock.read())
+        update_record(folder, **spent())
         signal.signal(command.stopped, signal.SIG_DFL)
         os.kill(os.getpid(), command.stopped)
     with writing:
-        update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
+        update_record(folder, status="failed" if error else "finished", error=error, **spent())
         if error is None and not order["keep_checkpoints"] and command is None:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         sys.stdout.flush()
@@ -209,12 +209,14 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
     return None
 
 
-def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, command: _Command | None) -> None:
+def _leave_with_parent(
+    folder: Path, spent: Callable[[], dict[str, Any]], writing: threading.Lock, command: _Command | None
+) -> None:
     os.read(0, 1)  # nothing is sent before the run has ended
     with writing:
         if command:
             command.end()
-        update_record(folder, **clock.read())
+        update_record(folder, **spent())
         os._exit(ORPHANED)
 
 
