@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any, Literal
 
 from rlstab.config.document import Document, Keys
@@ -11,10 +13,7 @@ from rlstab.core.method_settings import check_choices
 
 def part(document: Document, path: Keys) -> Document:
     """The value at a position as a separate document."""
-    data = document.data
-    for step in path:
-        data = data[step]
-    depth = len(path)
+    data, depth = reduce(getitem, path, document.data), len(path)
     marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == path}
     return Document(data, document.name, marks)
 

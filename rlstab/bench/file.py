@@ -22,8 +22,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -398,17 +399,12 @@ def _document(
 def _scaled(document: Document, run: Document, key: str, factor: float, keys: Keys) -> Document:
     """The run with one of its numbers scaled; a number in the key is an index in a list, such as a stage's."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
-    value: Any = run.data
+    value, data = None, copy.deepcopy(run.data)
     with suppress(KeyError, IndexError, TypeError):
-        for step in path:
-            value = value[step]
+        value = part(run, path).data
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise document.error(keys, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
-    scaled = factor * value
-    data = copy.deepcopy(run.data)
-    container = data
-    for step in path[:-1]:
-        container = container[step]
+    scaled, container = factor * value, reduce(getitem, path[:-1], data)
     container[path[-1]] = int(scaled) if isinstance(value, int) and scaled.is_integer() else scaled
     return Document(data, run.name, run.marks)
 

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any, Literal, TypeAlias
@@ -92,73 +92,68 @@ def run_bench(
     """
     check_choices(run_bench, launcher=launcher)
     console = console or Terminal(stderr=True)
-    runs = chosen(bench, only)
+    runs, count = chosen(bench, only), workers or bench.workers
+    with _locked(bench.out):
+        owner = read_record(bench.out).get("name", bench.file.name)
+        if owner != bench.file.name:
+            raise ConfigError(
+                f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their "
+                f"runs would be mixed. Give another folder with --out, or call this one '{owner}' too."
+            )
+        plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
+        if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
+            raise ConfigError(
+                f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep "
+                f"them and give another folder with --out."
+            )
+        startable = {*plan["anew"], *plan["resumed"]}
+        queue = [run for run in runs if run in startable]
+        _require_startable(bench, queue)
+        submit: Callable[[Screen], None] | None = None
+        if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
+            submit = _jobs(bench, queue, plan["resumed"], count, launcher)
+        if not bench.again:
+            (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
+        about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
+        about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
+        write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
+        for note in notes_of(bench, plan, unchosen):
+            say(console, f"note: {note}", "yellow")
+        for run in plan["finished"]:
+            if "status" not in read_record(run.folder):  # its record was lost
+                write_record(run.folder, _record(bench, run, "finished"))
+        if launcher == "print":
+            for run in queue:
+                prepare(bench, run, run in plan["resumed"], QUEUED)
+                print(shlex.join([*COMMAND, str(run.folder.absolute())]))
+            return 0
+        try:
+            with Screen(console, runs, queue) as screen:
+                if submit is not None:
+                    submit(screen)
+                else:
+                    _make(bench, queue, plan["resumed"], count, screen)
+        except KeyboardInterrupt:
+            advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
+            command_line = command(bench) + " --launcher slurm" * bool(submit)
+            say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
+            return STOPPED
+        return _conclude(bench, runs, console)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A context in which no other process runs the bench of a folder."""
     try:
-        bench.out.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(bench.out / ".lock", timeout=0):
-            return _run(bench, runs, workers or bench.workers, overwrite, retry, launcher, console)
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / ".lock", timeout=0):
+            yield
     except filelock.Timeout:
-        text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
+        text = f"{folder} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
     except OSError as error:
-        text = f"{bench.out} cannot be written: {error}. Fix that, or give another folder with --out."
+        text = f"{folder} cannot be written: {error}. Fix that, or give another folder with --out."
         raise ConfigError(text) from error
-
-
-def _run(
-    bench: Bench,
-    runs: Sequence[BenchRun],
-    workers: int,
-    overwrite: bool,
-    retry: bool,
-    launcher: Launcher,
-    console: Console,
-) -> int:
-    owner = read_record(bench.out).get("name", bench.file.name)
-    if owner != bench.file.name:
-        raise ConfigError(
-            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
-            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
-        )
-    plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
-    if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
-        raise ConfigError(
-            f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
-            f"and give another folder with --out."
-        )
-    startable = {*plan["anew"], *plan["resumed"]}
-    queue = [run for run in runs if run in startable]
-    _require_startable(bench, queue)
-    submit: Callable[[Screen], None] | None = None
-    if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
-        submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
-    if not bench.again:
-        (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
-    about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
-    about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
-    write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
-    for note in notes_of(bench, plan, unchosen):
-        say(console, f"note: {note}", "yellow")
-    for run in plan["finished"]:
-        if "status" not in read_record(run.folder):  # its record was lost
-            write_record(run.folder, _record(bench, run, "finished"))
-    if launcher == "print":
-        for run in queue:
-            prepare(bench, run, run in plan["resumed"], QUEUED)
-            print(shlex.join([*COMMAND, str(run.folder.absolute())]))
-        return 0
-    try:
-        with Screen(console, runs, queue) as screen:
-            if submit is not None:
-                submit(screen)
-            else:
-                _make(bench, queue, plan["resumed"], workers, screen)
-    except KeyboardInterrupt:
-        advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
-        command_line = command(bench) + " --launcher slurm" * bool(submit)
-        say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
-        return STOPPED
-    return _conclude(bench, runs, console)
 
 
 def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:

@@ -34,7 +34,6 @@ from rlstab.models.loading import load_model, quiet_transformers, save_adapter, 
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
-from rlstab.signals.divergence import Source
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
 
@@ -212,15 +211,15 @@ class Policy:
         label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if example.messages and not settings.chat:
             raise DataError(f"{label} is a list of messages, which need a chat template. Set rollout.chat to true.")
-        tokens: list[int]
         try:
             if settings.chat:
                 messages = example.messages or (Message("user", example.prompt),)
                 turns = [{"role": message.role, "content": message.content} for message in messages]
                 options: dict[str, Any] = {"add_generation_prompt": True, **(settings.chat_template or {})}
-                tokens = list(self.tokenizer.apply_chat_template(turns, return_dict=False, **options))
+                ids: Any = self.tokenizer.apply_chat_template(turns, return_dict=False, **options)
             else:
-                tokens = list(self.tokenizer(example.prompt)["input_ids"])
+                ids = self.tokenizer(example.prompt)["input_ids"]
+            tokens: list[int] = list(ids)
         except Exception as error:  # tokenizers raise a bare Exception for text outside of their vocabulary
             cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
             raise DataError(
@@ -279,35 +278,25 @@ class Policy:
         sequences: Sequences,
         index: Tensor,
         *,
-        needs: Set[str],
-        temperature: float,
         options: Mapping[str, float] = MappingProxyType({}),
-        rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
-        teacher: Source | None = None,
+        **requested: Any,
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
         They are made from hidden states if :attr:`head` is known, so that no logits are held and tokens without
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
-        once each; see :meth:`shared_prompts`. ``teacher`` has a row for each of these tokens.
+        once each; see :meth:`shared_prompts`. ``requested`` are ``needs``, ``temperature``, ``rows`` and ``teacher`` of
+        :func:`rlstab.signals.token_signals_from_logits`, each with a row for each of these tokens.
         """
         values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
         ids, support = (sent(value, self.device) for value in values)
-        arguments: dict[str, Any] = {
-            "temperature": temperature,
-            "needs": needs,
-            "min_p": options.get("min_p"),
-            "support": support,
-            "rows": rows,
-            "check_ids": not self._embeds_the_vocabulary,
-            "teacher": teacher,
-            "beta": options.get("beta", 1.0),
-        }
+        requested |= {"support": support, "check_ids": not self._embeds_the_vocabulary}
+        requested |= {"min_p": options.get("min_p"), "beta": options.get("beta", 1.0)}
         output = self._before_tokens(sequences, index, shared)
         if self.head is None:
-            return token_signals_from_logits(output, ids, **arguments)
-        return self.head.signals(output, ids, self._product_dtype, **arguments)
+            return token_signals_from_logits(output, ids, **requested)
+        return self.head.signals(output, ids, self._product_dtype, **requested)
 
     @torch.no_grad()
     def teacher(self, sequences: Sequences, index: Tensor) -> Teacher:
@@ -371,13 +360,15 @@ class Policy:
             return logits
 
         tensors = sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids, sequences.context
-        tensors = tuple(sent(values, self.device) for values in tensors)
+        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         with self.autocast():
             if shared is not None:
                 shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
-                output = forward_shared(forward, self.model.config, *tensors, shared)
+                output = forward_shared(
+                    forward, self.model.config, prompt_ids, prompt_mask, response_ids, response_mask, shared
+                )
             else:
-                ids, mask = torch.cat(tensors[::2], 1), torch.cat(tensors[1::2], 1)
+                ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
                 positions = position_ids(mask)
                 output = forward(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
                 output = output[:, -length - 1 : -1]

@@ -27,6 +27,7 @@ from rlstab.core.objective import active_methods
 from rlstab.core.stats import Settled
 from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError
+from rlstab.models.decoding import Decoder
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
@@ -210,29 +211,20 @@ class Generator:
             greedy: take the most probable token instead of sampling.
             cut: sample with the top-p and top-k of the run.
         """
-        run, needs = self.run, {"entropies"}
+        run, needs = self.run, {"logprobs", "entropies"}
         settings = run.rollout if cut else run.rollout.model_copy(update={"top_p": 1.0, "top_k": 0})
         if split == "train":
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
             needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
+        seed = run.seed if split == "train" else EVALUATION_SEED
+        decoder = Decoder(policy, settings, seed, sorted(needs), run.composition.signal_options, greedy)
         parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
 
         def reply(example: Example, answer: list[int]) -> list[int] | None:
             return reply_tokens(self.task, example, self._texts(policy, [answer])[0], policy.encode_text, errors.append)
 
         with metrics.phase("sample"):
-            for part in sample(
-                policy,
-                examples,
-                planned,
-                settings,
-                seed=run.seed if split == "train" else EVALUATION_SEED,
-                begun=begun,
-                needs=needs,
-                options=run.composition.signal_options,
-                greedy=greedy,
-                reply=reply if replies(self.task) else None,
-            ):
+            for part in sample(decoder, examples, planned, begun=begun, reply=reply if replies(self.task) else None):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
