@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import torch
 from einops import rearrange
@@ -62,7 +61,7 @@ class Decoder:
     settings: RolloutSettings
     seed: int
     names: list[str]
-    options: Mapping[str, float] = MappingProxyType({})
+    options: Mapping[str, float] = field(default_factory=dict)
     greedy: bool = False
 
     def batch(
