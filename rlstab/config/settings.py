@@ -440,29 +440,20 @@ OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class _Schedule(Settings):
-    """A schedule of the learning rate."""
-
-    @property
-    def ends_with_the_run(self) -> bool:
-        """Whether its values depend on how many optimizer steps the run has."""
-        return not str(getattr(self, "name", "")).startswith("constant")
-
-
-class PlainSchedule(_Schedule):
+class PlainSchedule(Settings):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(_Schedule):
+class CosineWithMinLr(Settings):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="final learning rate as a share of lr")
 
 
-class WarmupStableDecay(_Schedule):
+class WarmupStableDecay(Settings):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]

@@ -359,19 +359,15 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        tensors = sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids, sequences.context
-        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
+        ids = sent(torch.cat([sequences.prompt_ids, sequences.response_ids], 1), self.device)
+        mask, width = sent(torch.cat([sequences.prompt_mask, sequences.context], 1), self.device), ids.shape[1] - length
         with self.autocast():
-            if shared is not None:
-                shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
-                output = forward_shared(
-                    forward, self.model.config, prompt_ids, prompt_mask, response_ids, response_mask, shared
-                )
+            if shared is None:
+                inputs = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
+                output = forward(input_ids=ids, use_cache=False, **inputs)[:, -length - 1 : -1]
             else:
-                ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
-                positions = position_ids(mask)
-                output = forward(input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False)
-                output = output[:, -length - 1 : -1]
+                shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
+                output = forward_shared(forward, self.model.config, ids, mask, width, shared)
         return output.reshape(-1, output.shape[-1])[sent(index, self.device)]
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:

@@ -194,11 +194,11 @@ class RunFolder:
             self.say(text)
         self._examples = before.get("examples")
         self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not record them: keep all
-        settings = self._run.optimisation
+        settings, schedule = self._run.optimisation, self._run.optimisation.schedule
         rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
-        if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
+        if rollouts != settings.rollouts and schedule is not None and not schedule.name.startswith("constant"):
             self.say(
-                f"the schedule '{settings.schedule.name}' ends with the run, which had {rollouts} rollouts and has "
+                f"the schedule '{schedule.name}' ends with the run, which had {rollouts} rollouts and has "
                 f"{settings.rollouts} now: the learning rate continues from a different point"
             )
 
