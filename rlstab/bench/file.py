@@ -76,13 +76,9 @@ class BenchFile(Settings):
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
-    workers: Count | None = Field(
-        None, description="runs at a time, one thread each; null is one per CPU, and with a command one"
-    )
+    workers: Count | None = Field(None, description="runs at a time; null is one per CPU, and with a command one")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
-    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
-        None, description="runs to make of the stack; null makes both kinds"
-    )
+    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="the stack; null is both")
     collapse: CollapseRule | None = Field(
         None, description="when the report calls a run lost, such as {below: 0.5, of: peak}; null is its own definition"
     )
