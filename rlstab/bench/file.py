@@ -203,7 +203,26 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     if file.command is not None:
         keys = set().union(*settings.values(), *(method.set for method in methods.values()))
         template = template_of(document, file.command, file.config, keys, folder)
-    loaded = _load_all(document, base, template, methods, settings)
+    loaded: dict[tuple[str, str], RunConfig | Launch] = {}  # every run without its seed
+    mistakes: dict[str, list[str]] = {}  # all are reported at once
+    for setting, method in product(settings, methods):
+        try:
+            run = _document(document, base, method, methods[method], settings[setting])
+            if template is not None:
+                loaded[setting, method] = launch_of(template, document, run, setting, method)
+                continue
+            config = loaded[setting, method] = build_run(run)
+            require_loadable(config.task)
+            require_functions(config.reward)
+        except RlstabError as error:
+            for text in mistakes_of(error):
+                mistakes.setdefault(text, []).append(f"{setting}/{method}")
+    if mistakes:
+        combinations = len(methods) * len(settings)
+        lines = [
+            text if len(names) == combinations else f"{text}\n  in {few(names)}" for text, names in mistakes.items()
+        ]
+        raise ConfigError("\n".join(lines))
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
         BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
@@ -344,38 +363,6 @@ def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, 
         if seed in seeds[:index]:
             raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
     return tuple(seeds)
-
-
-def _load_all(
-    document: Document,
-    base: Document,
-    template: Launch | None,
-    methods: Mapping[str, _Method],
-    settings: Mapping[str, Mapping[str, Document]],
-) -> dict[tuple[str, str], RunConfig | Launch]:
-    """Every run without its seed; all mistakes are reported at once."""
-    loaded: dict[tuple[str, str], RunConfig | Launch] = {}
-    problems: dict[str, list[str]] = {}
-    for setting, values in settings.items():
-        for name, method in methods.items():
-            try:
-                run = _document(document, base, name, method, values)
-                if template is not None:
-                    loaded[setting, name] = launch_of(template, document, run, setting, name)
-                    continue
-                config = loaded[setting, name] = build_run(run)
-                require_loadable(config.task)
-                require_functions(config.reward)
-            except RlstabError as error:
-                for text in mistakes_of(error):
-                    problems.setdefault(text, []).append(f"{setting}/{name}")
-    if problems:
-        combinations = len(methods) * len(settings)
-        runs_of = {
-            text: "" if len(names) == combinations else f"\n  in {few(names)}" for text, names in problems.items()
-        }
-        raise ConfigError("\n".join(f"{text}{runs}" for text, runs in runs_of.items()))
-    return loaded
 
 
 def _document(

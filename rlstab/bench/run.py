@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import filelock
 import torch
@@ -246,94 +246,72 @@ def _processor() -> str:
 
 
 class _Worker:
-    """A process that makes one run after another, and is started again if it died.
+    """A process that makes one run after another.
 
     Args:
-        gpu: that it sees, or several with commas between; None for all.
-        env: variables of its runs.
+        log: takes the output of the process itself.
+        env: variables of the process and its runs.
     """
 
-    def __init__(self, gpu: str | None, env: Mapping[str, str]) -> None:
-        self._env = {**env} if gpu is None else {**env, "CUDA_VISIBLE_DEVICES": gpu}
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, log: Path, env: Mapping[str, str]) -> None:
+        with log.open("ab") as file:  # its own session: Ctrl-C is for the parent to decide
+            self.process = subprocess.Popen(
+                COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=file, env=env, start_new_session=True
+            )
+        self.orders, self.answers = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout)
         self.run: BenchRun | None = None
 
     def start(self, run: BenchRun) -> None:
-        """Start an ordered run; output of the process itself goes to the log of its first run."""
+        """Start a run that was prepared."""
         self.run = run
-        if self.process is not None and self.process.poll() is not None:  # it died after its last run
-            self.leave()
-        if self.process is None:
-            env = {**os.environ, **self._env}
-            with (run.folder / LOG).open("ab") as log:  # its own session: Ctrl-C is for the parent to decide
-                self.process = subprocess.Popen(
-                    COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
-                )
-        assert self.process.stdin is not None
         with suppress(OSError):  # it died at once; how it ended says why
-            self.process.stdin.write(json.dumps(str(run.folder.absolute())).encode() + b"\n")
-
-    @property
-    def answers(self) -> IO[bytes]:
-        """The pipe on which it reports the end of a run, or which closes at its own end."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def end(self) -> tuple[BenchRun, int]:
-        """The run that has ended, and the exit code of its process."""
-        assert self.process is not None
-        assert self.run is not None
-        run, self.run = self.run, None
-        line = self.answers.readline()
-        return run, int(line) if line else self.leave()
-
-    def dismiss(self) -> None:
-        """Ask it to end: a worker ends with its standard input, and so does its run."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
+            self.orders.write(json.dumps(str(run.folder.absolute())).encode() + b"\n")
 
     def leave(self) -> int:
-        """Dismiss it, kill it if it stays, and return the exit code of its process."""
-        self.dismiss()
-        assert self.process is not None
+        """Ask it to end, kill it if it stays, and return the exit code: it and its run end with its standard input."""
+        self.orders.close()
         try:
             code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             code = self.process.wait()
         self.answers.close()
-        self.process = None
         return code
 
 
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
     """Make runs in their order, ``count`` at a time; however this ends, no worker is left."""
-    workers = [_Worker(_share(bench, index, count), environment(bench)) for index in range(count)]
-    waiting = deque(queue)
+    workers, waiting = dict[int, _Worker](), deque(queue)
     try:
         while True:
-            for worker in workers:
-                if waiting and worker.run is None:
-                    run = waiting.popleft()
-                    prepare(bench, run, run in resumed)
-                    worker.start(run)
-                    screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
-            busy = {worker.answers: worker for worker in workers if worker.run}
+            for slot in range(count):
+                worker = workers.get(slot)
+                if not waiting or (worker is not None and worker.run is not None):
+                    continue
+                run = waiting.popleft()
+                prepare(bench, run, run in resumed)
+                if worker is None or worker.process.poll() is not None:  # it died after its last run
+                    gpus_of_worker = _share(bench, slot, count)
+                    env = {} if gpus_of_worker is None else {"CUDA_VISIBLE_DEVICES": gpus_of_worker}
+                    worker = workers[slot] = _Worker(run.folder / LOG, {**os.environ, **environment(bench), **env})
+                worker.start(run)
+                screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
+            busy = {worker.answers: (worker, worker.run) for worker in workers.values() if worker.run is not None}
             if not busy:
                 return
             ended, _, _ = select.select(busy, [], [], POLL)
-            screen.look([worker.run for worker in busy.values() if worker.run])
-            for worker in (busy[answer] for answer in ended):
-                run, code = worker.end()
+            screen.look([run for _, run in busy.values()])
+            for worker, run in (busy[answers] for answers in ended):
+                line, worker.run = worker.answers.readline(), None
+                code = int(line) if line else worker.leave()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
                     record_failure(run.folder, run.folder / LOG, f"the worker {how_ended(code)}")
                 screen.ended(run)
     finally:
-        started = [worker for worker in workers if worker.process]
-        for act in (_Worker.dismiss, _Worker.leave):  # ask all of them before waiting for the first
-            for worker in started:
-                act(worker)
+        for worker in workers.values():  # ask all of them before waiting for the first
+            worker.orders.close()
+        for worker in workers.values():
+            worker.leave()
 
 
 def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> None:

@@ -200,11 +200,10 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
         except Stopped as stop:  # its checkpoint stands: the process that started this one sees the signal
             signal.signal(stop.number, signal.SIG_DFL)
             os.kill(os.getpid(), stop.number)
-    except RlstabError as error:
+    except Exception as error:
         traceback.print_exc()
-        return " ".join(f"{type(error).__name__}: {error}".split("\n"))  # of several lines, a table shows the last
-    except Exception:
-        traceback.print_exc()
+        if isinstance(error, RlstabError):  # of several lines, a table shows the last
+            return " ".join(f"{type(error).__name__}: {error}".split("\n"))
         return last_lines(traceback.format_exc())
     return None
 

@@ -72,25 +72,18 @@ def turn_evidence(
     earned = torch.zeros((len(examples), max(counts, default=0)), dtype=torch.float64)
     states = torch.zeros(earned.shape, dtype=torch.int64)
     for row, (example, text, count) in enumerate(zip(examples, texts, counts, strict=True)):
-        rewards_of_turns = _rewards(task, example, text, count, float(rewards[row]), failed)
-        earned[row, :count] = torch.tensor(rewards_of_turns, dtype=torch.float64)
+        values = [0.0] * (count - 1) + [float(rewards[row])] * (count > 0)
+        if has_turn_rewards(task):
+            try:
+                values = [float(value) for value in task.turn_rewards(example, text)]
+                if len(values) < count or not all(map(math.isfinite, values)):
+                    message = f"`turn_rewards` returned {values} for {count} turns. Return a finite number for each."
+                    raise DataError(message)
+            except Exception as error:  # tasks are user code
+                failed(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
+                values = [0.0] * count
+        earned[row, :count] = torch.tensor(values[:count], dtype=torch.float64)
         for turn in range(count):  # no reply comes before the first one
             reply = ids[row][replied[row] & (turns[row] == turn - 1)]
             states[row, turn] = 1 + zlib.crc32(reply.numpy().tobytes())
     return {"turn_rewards": earned, "turn_states": states}
-
-
-def _rewards(
-    task: Any, example: Example, text: str, count: int, reward: float, failed: Callable[[str], None]
-) -> list[float]:
-    """The rewards of the ``count`` turns of a response."""
-    if not has_turn_rewards(task):
-        return [0.0] * (count - 1) + [reward] * (count > 0)
-    try:
-        values = [float(value) for value in task.turn_rewards(example, text)]
-        if len(values) < count or not all(map(math.isfinite, values)):
-            raise DataError(f"`turn_rewards` returned {values} for {count} turns. Return a finite number for each.")
-    except Exception as error:  # tasks are user code
-        failed(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
-        return [0.0] * count
-    return values[:count]

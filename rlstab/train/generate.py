@@ -146,10 +146,6 @@ class Generator:
                     f"'{reader.name}' reads turns, whose rewards '{name}' does not lose. Set task.flaky to 0."
                 )
 
-    def start(self) -> Progress:
-        """The progress of a run that has not begun."""
-        return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
-
     def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
         """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
         example = partial(self.task.example, "train")

@@ -233,7 +233,7 @@ class Trainer:
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
-        self.progress = self.generator.start()
+        self.progress = Progress(0, 0, 0, 0, run.composition.init_state(), run.pipeline.init_state())
         if self.latest is not None:
             restored = partial(self.generator.restored, self.policy)
             self.progress = Progress.restored(checkpoint.load(self.latest, self.engine), restored)
