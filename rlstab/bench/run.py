@@ -282,6 +282,7 @@ class _Worker:
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
     """Make runs in their order, ``count`` at a time; however this ends, no worker is left."""
     workers, waiting = dict[int, _Worker](), deque(queue)
+    names = [] if bench.file.command and count == 1 else gpus()
     try:
         while True:
             for slot in range(count):
@@ -291,9 +292,11 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
                 run = waiting.popleft()
                 prepare(bench, run, run in resumed)
                 if worker is None or worker.process.poll() is not None:  # it died after its last run
-                    gpus_of_worker = _share(bench, slot, count)
-                    env = {} if gpus_of_worker is None else {"CUDA_VISIBLE_DEVICES": gpus_of_worker}
-                    worker = workers[slot] = _Worker(run.folder / LOG, {**os.environ, **environment(bench), **env})
+                    env = {**os.environ, **environment(bench)}
+                    if names:  # a GPU for a run of one process; a command gets its even share
+                        share = ",".join(names[slot::count] if bench.file.command else [])
+                        env["CUDA_VISIBLE_DEVICES"] = share or names[slot % len(names)]
+                    worker = workers[slot] = _Worker(run.folder / LOG, env)
                 worker.start(run)
                 screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
             busy = {worker.answers: (worker, worker.run) for worker in workers.values() if worker.run is not None}
@@ -335,14 +338,6 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
 def environment(bench: Bench) -> dict[str, str]:
     """The environment of a run; a command has that of the shell."""
     return {} if bench.file.command else ONE_THREAD
-
-
-def _share(bench: Bench, index: int, count: int) -> str | None:
-    """The GPUs of a worker: one of them for a run of one process; a command gets its even share."""
-    names = gpus()
-    if not names or (bench.file.command and count == 1):
-        return None
-    return ",".join(names[index::count] if bench.file.command else []) or names[index % len(names)]
 
 
 def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.bench.record import FILE, last_lines, update_record
+from rlstab.bench.record import FILE, end_of, last_lines, update_record
 from rlstab.errors import RlstabError, how_ended
 from rlstab.run_files import CHECKPOINTS, OUT
 
@@ -36,9 +36,6 @@ LOG = "worker.log"
 ORDER = "order.json"
 #: The state of a run that was handed to a scheduler and has not begun.
 QUEUED = "queued"
-
-#: Bytes at the end of a log that are searched for the lines of an error.
-TAIL = 20_000
 
 #: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
 GRACE = 6.0
@@ -158,10 +155,7 @@ class _Command:
             self.end()
         if code == 0:
             return None
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            text = file.read().decode("utf-8", errors="replace")
-        return last_lines(f"{text.rstrip()}\nthe command {how_ended(code)}")
+        return end_of(log, f"the command {how_ended(code)}")
 
     def end(self) -> None:
         """Ask it to end, and kill what remains after a while; another thread waits for it."""
