@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,9 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     changed = changed_beside(bench, runs)
     finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
     groups: dict[str, list[BenchRun]] = {}
-    for run in runs:
-        groups.setdefault(f"{run.setting}/{run.method}", []).append(run)
-    lines = [f"{name}: {_work(members, finished)}" for name, members in (*groups.items(), ("all", runs))]
+    for setting, method in product(bench.file.settings, bench.file.methods):
+        groups[f"{setting}/{method}"] = [run for run in runs if (run.setting, run.method) == (setting, method)]
+    lines = [f"{name}: {_work(members, finished)}" for name, members in (*groups.items(), ("all", runs)) if members]
     lines += [f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}"]
     for kind, description in KINDS.items():
         if description and plan[kind] and kind != "measured":
