@@ -78,7 +78,7 @@ class BenchFile(Settings):
     seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
     workers: Count | None = Field(None, description="runs at a time; null is one per CPU, and with a command one")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
-    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="the stack; null is both")
+    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="of the stack; null: both")
     collapse: CollapseRule | None = Field(
         None, description="when the report calls a run lost, such as {below: 0.5, of: peak}; null is its own definition"
     )
