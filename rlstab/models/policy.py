@@ -287,7 +287,7 @@ class Policy:
         They are made from hidden states if :attr:`head` is known, so that no logits are held and tokens without
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
         once each; see :meth:`shared_prompts`. ``requested`` are ``needs``, ``temperature``, ``rows`` and ``teacher`` of
-        :func:`rlstab.signals.token_signals_from_logits`, each with a row for each of these tokens.
+        :func:`rlstab.signals.token_signals_from_logits`; the last two have a row for each of these tokens.
         """
         values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
         ids, support = (sent(value, self.device) for value in values)

@@ -269,7 +269,7 @@ class Generator:
             sequence_ids=group_ids * group + torch.arange(group).repeat(len(indices)),
             prompt_ids=prompt_ids,
         )
-        return self._scored(draft, examples, planned)
+        return self._scored(draft, examples, planned, None)
 
     def _branches(self, draft: _Draft, rollout: Rollout, learnt: ResponseBatch, request: Expansion) -> Rollout:
         """Branches from the pivots of some responses of this rank, with shaped rewards.
@@ -305,11 +305,7 @@ class Generator:
         return self._scored(draft, examples, planned, begun)
 
     def _scored(
-        self,
-        draft: _Draft,
-        examples: Sequence[Example],
-        planned: ResponseBatch,
-        begun: Sequence[Sequence[int]] | None = None,
+        self, draft: _Draft, examples: Sequence[Example], planned: ResponseBatch, begun: Sequence[Sequence[int]] | None
     ) -> Rollout:
         """:meth:`answered` with the evidence of rewards, and shaped rewards: every shaper sees those of the scorer."""
         policy, progress, metrics = draft
