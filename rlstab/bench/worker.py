@@ -19,9 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,19 +40,6 @@ GRACE = 6.0
 
 #: Exit code of a run whose parent is gone.
 ORPHANED = 3
-
-
-def _spent(order: dict[str, Any], start: float) -> dict[str, float | None]:
-    """``seconds`` of wall time and ``cpu_seconds``, user and system, with earlier attempts; None if unknown.
-
-    Args:
-        order: of the run.
-        start: when this process began with it, by ``time.perf_counter``.
-    """
-    children = os.times()  # commands that have ended
-    cpu = time.process_time() + ("command" in order) * (children.children_user + children.children_system)
-    elapsed, before = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu}, order["spent"]
-    return {name: None if before[name] is None else round(before[name] + new, 3) for name, new in elapsed.items()}
 
 
 def main() -> None:
@@ -110,20 +95,37 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
             earlier attempts.
         alone: whether standard input does not tell when the parent is gone.
     """
-    spent, writing = partial(_spent, order, time.perf_counter()), threading.Lock()
+    start, before, writing = time.perf_counter(), order["spent"], threading.Lock()
+    command = _Command(order["command"]) if "command" in order else None
+
+    def note(**values: Any) -> None:
+        """Record values, and the time of the run with earlier attempts: of the wall and of the CPU; None if unknown."""
+        children = os.times()  # commands that have ended
+        cpu = time.process_time() + ("command" in order) * (children.children_user + children.children_system)
+        spent = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu}
+        sums = {name: None if before[name] is None else round(before[name] + new, 3) for name, new in spent.items()}
+        update_record(folder, **values, **sums)
+
+    def leave_with_parent() -> None:
+        os.read(0, 1)  # nothing is sent before the run has ended
+        with writing:
+            if command:
+                command.end()
+            note()
+            os._exit(ORPHANED)
+
     with (folder / LOG).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    command = _Command(order["command"]) if "command" in order else None
     if not alone:
-        threading.Thread(target=_leave_with_parent, args=(folder, spent, writing, command), daemon=True).start()
+        threading.Thread(target=leave_with_parent, daemon=True).start()
     error = command.run(folder / LOG) if command else _train(order["run"], order["resume"])
     if command and command.stopped:
-        update_record(folder, **spent())
+        note()
         signal.signal(command.stopped, signal.SIG_DFL)
         os.kill(os.getpid(), command.stopped)
     with writing:
-        update_record(folder, status="failed" if error else "finished", error=error, **spent())
+        note(status="failed" if error else "finished", error=error)
         if error is None and not order["keep_checkpoints"] and command is None:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         sys.stdout.flush()
@@ -200,17 +202,6 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
             return " ".join(f"{type(error).__name__}: {error}".split("\n"))
         return last_lines(traceback.format_exc())
     return None
-
-
-def _leave_with_parent(
-    folder: Path, spent: Callable[[], dict[str, Any]], writing: threading.Lock, command: _Command | None
-) -> None:
-    os.read(0, 1)  # nothing is sent before the run has ended
-    with writing:
-        if command:
-            command.end()
-        update_record(folder, **spent())
-        os._exit(ORPHANED)
 
 
 if __name__ == "__main__":
