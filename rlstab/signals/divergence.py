@@ -17,28 +17,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import widened
 from rlstab.signals.head import Head, multiplied
+from rlstab.signals.support import members
 from rlstab.signals.tile import FLOOR, Buffers, Target, spans
 
 #: Logits of a teacher that are held while its likeliest tokens are found; chosen, not measured.
 LOGITS = 1 << 22
 
 
-class Source(Protocol):
-    """Where the distribution of a teacher comes from: :class:`Teacher` or :class:`TopK`."""
-
-    def target(self, beta: float, vocab: int, temperature: float | Tensor, columns: int) -> Target:
-        """What a pass compares the policy with."""
-
-
 @dataclass(frozen=True, eq=False)
-class Teacher(Source):
+class Teacher:
     """A teacher's hidden states and vocabulary head, read by tiles as the policy's are. Nothing in it gets a gradient.
 
     Attributes:
@@ -63,7 +57,7 @@ class Teacher(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class TopK(Source):
+class TopK:
     """A teacher's likeliest tokens, as a server or a file gives them. All other tokens together count as one outcome.
 
     The divergence over these ``k + 1`` outcomes is at most that over the vocabulary, and equal to it at ``k = V``.
@@ -95,6 +89,10 @@ class TopK(Source):
         else:
             rest = torch.full_like(mass, -torch.inf)
         return _FromTopK(beta, self.ids, torch.cat([logprobs, rest], dim=-1))
+
+
+#: Where the distribution of a teacher comes from.
+Source: TypeAlias = Teacher | TopK
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +153,8 @@ class _FromTopK(Target):
         p = kept.exp()
         rest = (slope / p.clamp(min=torch.finfo(p.dtype).tiny))[:, -1:]
         gradient = policy.exp_().mul_(rest)
-        local = self.ids[span] - columns.start
-        in_tile = (local >= 0) & (local < policy.shape[1])
-        listed = torch.where(in_tile, (slope - p * rest)[:, :-1], 0.0)
-        return gradient.scatter_add_(1, local.clamp(0, policy.shape[1] - 1), listed)
+        column, in_tile = members(self.ids[span], columns.start, policy.shape[1])
+        return gradient.scatter_add_(1, column, torch.where(in_tile, (slope - p * rest)[:, :-1], 0.0))
 
     def pick(self, index: Tensor) -> _FromTopK:
         return replace(self, ids=self.ids[index], logprobs=self.logprobs[index])

@@ -17,23 +17,20 @@ import torch
 from torch import Tensor
 
 from rlstab.core.devices import sent
-from rlstab.signals.support import log_mass, log_total
+from rlstab.signals.support import log_mass, log_total, members
 from rlstab.signals.tile import (
     FLOOR,
     Ask,
     Buffers,
     Rows,
     Slope,
-    Target,
     incoming,
     kept,
     live_rows,
     once,
-    settle,
     spans,
     whole_rows,
     wide,
-    within,
 )
 
 
@@ -108,6 +105,8 @@ class Head:
 
     def whole(self, hidden: Tensor, rows: slice, columns: int, buffers: Buffers) -> Tensor:
         """Whole rows of logits in a buffer, made by tiles of so many columns."""
+        if self.weight.shape[0] <= columns:
+            return self.logits(hidden, rows, slice(None), buffers)
         x = buffers.take("whole", hidden[rows].shape[0], self.weight.shape[0])
         for tile in self.tiles(columns):
             x[:, tile] = self.logits(hidden, rows, tile, buffers)
@@ -142,8 +141,9 @@ class HeadSignals(torch.autograd.Function):
         """One pass, and a second one over the rows that need ``log_kept_mass``."""
         ctx.set_materialize_grads(False)
         head = Head(weight, bias, temperature, scale, softcap)
+        pass_over = _whole_pass if ask.target is not None or weight.shape[0] <= ask.columns else _running_pass
         with torch.autocast(hidden.device.type, enabled=False):
-            rows = _forward(head, hidden, ids, ask)
+            rows = pass_over(head, multiplied(hidden), ids, ask)
         ctx.ask, ctx.names, ctx.rest = ask, list(rows.values), (temperature, scale, softcap)
         ctx.save_for_backward(hidden, weight, bias, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)
@@ -151,52 +151,29 @@ class HeadSignals(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor | None) -> Any:
         """Over the live rows; nothing is computed for an input that needs no gradient."""
-        hidden, weight, bias, ids, top, log_sum, *values = ctx.saved_tensors
+        hidden, weight, bias, *_ = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-            gradients = _backward(
-                ctx.needs_input_grad[:3],
-                Head(weight, bias, *ctx.rest),
-                hidden,
-                ids,
-                incoming(arrived),
-                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum, ctx.ask.support),
-                ctx.ask,
-            )
+            gradients = _backward(ctx, incoming(arrived))
         return (*once(gradients, [hidden, weight, bias, *arrived]), None, None, None, None, None)
 
 
-def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
-    hidden, vocab = multiplied(hidden), head.weight.shape[0]
-    if ask.target is not None:
-        return _compared_pass(head, hidden, ids, ask, ask.target)
-    pass_over = _short_pass if vocab <= ask.columns else _running_pass
-    return pass_over(head, hidden, ids, ask, Buffers(hidden, min(ask.rows, hidden.shape[0]) * min(ask.columns, vocab)))
-
-
-def _compared_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, target: Target) -> Rows:
-    """Whole rows, as many as fill a tile: the sums of both distributions are known before they are compared."""
+def _whole_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
+    """Whole rows, as many as fill a tile: for a small vocabulary, and for the sums of two distributions to compare."""
     rows, vocab = Rows.empty(hidden.shape[0], ask.needs, hidden), head.weight.shape[0]
     height = max(1, min(ask.rows, hidden.shape[0], ask.rows * ask.columns // vocab))
     buffers, teacher_buffers = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
     for span in spans(hidden.shape[0], height):
         x = head.whole(hidden, span, ask.columns, buffers)
         whole_rows(rows, span, x, ids[span], ask)
-        rows.compare(target, span, x, teacher_buffers)
+        if ask.target is not None:
+            rows.compare(ask.target, span, x, teacher_buffers)
     return rows
 
 
-def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
-    """A vocabulary of one tile, which holds whole rows."""
-    rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
-    for span in spans(hidden.shape[0], ask.rows):
-        columns = slice(0, head.weight.shape[0])
-        whole_rows(rows, span, head.logits(hidden, span, columns, buffers), ids[span], ask)
-    return rows
-
-
-def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
+def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
     """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
+    buffers = Buffers(hidden, min(ask.rows, hidden.shape[0]) * ask.columns)
     top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold only forbidden tokens
     total, moment, squares, logit = (torch.zeros_like(top) for _ in range(4))
     of_support = torch.full_like(top, -torch.inf)
@@ -204,8 +181,8 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
         for span in spans(hidden.shape[0], ask.rows):
             x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
-                column, in_tile = within(ids[span], columns.start, x.shape[1])
-                logit[span] = torch.where(in_tile, x.gather(1, column).squeeze(1), logit[span])
+                column, in_tile = members(ids[span, None], columns.start, x.shape[1])
+                logit[span] = torch.where(in_tile, x.gather(1, column), logit[span, None]).squeeze(1)
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
@@ -221,7 +198,14 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "sum_p_sq" in ask.needs:
                 squares[span] = carry.square() * squares[span] + e.square_().sum(1)
             top[span] = new
-    settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, logit=logit)
+    rows.log_sum[:] = total.log()
+    signals = {
+        "logprobs": (logit - top) - rows.log_sum,
+        "entropies": rows.log_sum - moment / total,
+        "max_logprobs": -rows.log_sum,
+        "sum_p_sq": squares / total.square(),
+    }
+    rows.values.update({name: values for name, values in signals.items() if name in ask.needs})
     if "log_support_mass" in ask.needs and ask.support is not None:
         rows.values["log_support_mass"] = log_mass(of_support, rows.log_sum, ask.support)
     if "log_kept_mass" in ask.needs:
@@ -244,36 +228,27 @@ def _kept_pass(head: Head, hidden: Tensor, rows: Rows, ask: Ask, buffers: Buffer
     rows.values["log_kept_mass"][index] = mass.clamp_(min=1.0).log() - rows.log_sum[index]
 
 
-def _backward(
-    needs_gradient: tuple[bool, bool, bool],
-    head: Head,
-    hidden: Tensor,
-    ids: Tensor,
-    grads: dict[str, Tensor],
-    rows: Rows,
-    ask: Ask,
-) -> list[Tensor | None]:
-    count, live = hidden.shape[0], live_rows(grads, hidden.shape[0], hidden.device)
-    dense = live.numel() == count
+def _backward(ctx: Any, grads: dict[str, Tensor]) -> list[Tensor | None]:
+    hidden, weight, bias, ids, *saved = ctx.saved_tensors
+    ask, head, rows = ctx.ask, Head(weight, bias, *ctx.rest), Rows.saved(ctx.names, saved, ctx.ask.support)
+    live, live_hidden = live_rows(grads, hidden.shape[0], hidden.device), hidden
+    dense = live.numel() == hidden.shape[0]
     if not dense:  # rows without gradient leave here, and with them their share of every product below
-        head, live_hidden, ids = head.pick(live), hidden[live], ids[live]
-        support = None if rows.support is None else rows.support[live]
-        values = {name: values[live] for name, values in rows.values.items()}
-        rows = Rows(values, rows.top[live], rows.log_sum[live], support)
+        head, live_hidden, ids, rows = head.pick(live), hidden[live], ids[live], rows.pick(live)
         grads = {name: grad[live] for name, grad in grads.items()}
-    else:
-        live_hidden = hidden
     live_hidden = multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
-    slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
+    slope = Slope.of(grads, rows, head.factor, ask.min_p or 1.0)
     size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
     buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
     target = ask.target if dense or ask.target is None else ask.target.pick(live)
     steep = grads["teacher_divergence"] * head.factor if "teacher_divergence" in grads else None
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
-    by_hidden = torch.zeros_like(live_hidden, dtype=rows.top.dtype) if needs_gradient[0] else None
-    by_weight = torch.zeros_like(head.weight) if needs_gradient[1] else None
-    by_bias = torch.zeros_like(head.bias, dtype=rows.top.dtype) if needs_gradient[2] and head.bias is not None else None
+    by_hidden = torch.zeros_like(live_hidden, dtype=rows.top.dtype) if ctx.needs_input_grad[0] else None
+    by_weight = torch.zeros_like(head.weight) if ctx.needs_input_grad[1] else None
+    by_bias = (
+        torch.zeros_like(head.bias, dtype=rows.top.dtype) if ctx.needs_input_grad[2] and head.bias is not None else None
+    )
     for columns in head.tiles(ask.columns) if live_hidden.shape[0] else ():
         share = None if by_weight is None else _Sum(by_weight[columns])
         for span in spans(live_hidden.shape[0], ask.rows):
@@ -288,8 +263,12 @@ def _backward(
                 g.mul_(buffers.take("bend", *x.shape))
             if by_bias is not None:
                 by_bias[columns] += g.sum(0)
-            if by_hidden is not None:
-                _add_product(by_hidden[span], g, head.weight[columns])
+            if by_hidden is not None:  # no product of a tile is rounded: those of an entropy nearly cancel
+                tile, dtype = head.weight[columns], by_hidden.dtype
+                if tile.is_cuda and tile.dtype != dtype:
+                    by_hidden[span] += torch.mm(g.to(tile.dtype), tile, out_dtype=dtype)
+                else:
+                    by_hidden[span].addmm_(g.to(dtype), tile.to(dtype))
             if share is not None:
                 share.add(g.to(live_hidden.dtype).t(), live_hidden[span])
         if share is not None:
@@ -300,14 +279,6 @@ def _backward(
     if by_bias is not None and head.bias is not None:
         by_bias = by_bias.to(head.bias.dtype)
     return [by_hidden, by_weight, by_bias]
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``, no partial product rounded: those of an entropy nearly cancel between tiles."""
-    if right.is_cuda and right.dtype != total.dtype:
-        total += torch.mm(left.to(right.dtype), right, out_dtype=total.dtype)
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 class _Sum:

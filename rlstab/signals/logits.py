@@ -34,40 +34,24 @@ class LogitsSignals(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor | None) -> Any:
         """Rows without a gradient stay at the zeros they were made with."""
-        logits, ids, top, log_sum, *values = ctx.saved_tensors
         with torch.no_grad():
-            gradient = _gradient(
-                ctx.ask,
-                logits,
-                ids,
-                ctx.temperature,
-                incoming(arrived),
-                Rows(dict(zip(ctx.names, values, strict=True)), top, log_sum),
-            )
-        return (*once([gradient], [logits, *arrived]), None, None, None)
+            gradient = _gradient(ctx, incoming(arrived))
+        return (*once([gradient], [ctx.saved_tensors[0], *arrived]), None, None, None)
 
 
-def _gradient(
-    ask: Ask, logits: Tensor, ids: Tensor, temperature: float | Tensor, grads: dict[str, Tensor], rows: Rows
-) -> Tensor:
+def _gradient(ctx: Any, grads: dict[str, Tensor]) -> Tensor:
+    logits, ids, *saved = ctx.saved_tensors
+    ask, temperature, rows = ctx.ask, ctx.temperature, Rows.saved(ctx.names, saved, ctx.ask.support)
     gradient = torch.zeros_like(logits)
     height = _height(logits, ask)
     live = live_rows(grads, logits.shape[0], logits.device)
     size = min(height, live.numel()) * logits.shape[1]
     buffers, teacher_buffers = Buffers(logits, size), Buffers(logits, size)
     for index in (live[span] for span in spans(live.numel(), height)):
-        values = {name: values[index] for name, values in rows.values.items()}
-        support = None if ask.support is None else ask.support[index]
-        part = Rows(values, rows.top[index], rows.log_sum[index], support)
+        part = rows.pick(index)
         by_row = temperature[index] if isinstance(temperature, Tensor) else temperature
         arrived = {name: grad[index].to(part.top.dtype) for name, grad in grads.items()}
-        slope = Slope.of(
-            arrived,
-            values,
-            part,
-            1 / by_row,
-            ask.min_p or 1.0,
-        )
+        slope = Slope.of(arrived, part, 1 / by_row, ask.min_p or 1.0)
         # indexing copies, so the caller's logits are safe from what is done in place
         divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)
         pull: float | Tensor = 0.0

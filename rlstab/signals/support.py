@@ -71,7 +71,7 @@ def only(logits: Tensor, support: Tensor) -> Tensor:
 
 
 def members(support: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """``(n, K)`` columns of the support in a tile of the vocabulary, and whether each is in this tile."""
+    """``(n, K)`` columns of tokens in a tile of the vocabulary, and whether each is in this tile."""
     local = support.long() - first
     return local.clamp(0, width - 1), (local >= 0) & (local < width)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstab.core.devices import sent
 from rlstab.errors import RlstabError
-from rlstab.signals.support import log_mass, log_total, shares
+from rlstab.signals.support import log_mass, log_total, members, shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,17 @@ class Rows:
 
         return cls({name: field() for name in ORDER if name in needs}, field(), field())
 
+    @classmethod
+    def saved(cls, names: Sequence[str], tensors: Sequence[Tensor], support: Tensor | None) -> Rows:
+        """From what a forward saved: ``top``, ``log_sum``, and the values of these names."""
+        return cls(dict(zip(names, tensors[2:], strict=True)), tensors[0], tensors[1], support)
+
+    def pick(self, index: Tensor) -> Rows:
+        """The same for some of the rows."""
+        values = {name: values[index] for name, values in self.values.items()}
+        support = None if self.support is None else self.support[index]
+        return Rows(values, self.top[index], self.log_sum[index], support)
+
     def compare(self, target: Target, span: slice, logits: Tensor, buffers: Buffers) -> None:
         """Fill ``teacher_divergence`` and what its backward reads, once the sums of these rows are known."""
         if KEPT not in self.values:
@@ -164,22 +175,6 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
         rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
 
 
-def settle(
-    rows: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, logit: Tensor
-) -> None:
-    """Fill ``rows[span]`` from sums over the vocabulary: of e, e * y and e * e; ``logit`` is the token's logit."""
-    rows.top[span], rows.log_sum[span] = top, total.log()
-    log_sum = rows.log_sum[span]
-    results = {
-        "logprobs": (logit - top) - log_sum,
-        "entropies": log_sum - moment / total,
-        "max_logprobs": -log_sum,
-        "sum_p_sq": squares / total.square(),
-    }
-    for name in rows.values.keys() & results.keys():
-        rows.values[name][span] = results[name]
-
-
 def _entropy(logprobs: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs.clamp(min=FLOOR)).sum(-1)
 
@@ -219,11 +214,9 @@ class Slope:
     members: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, grads: Mapping[str, Tensor], values: Mapping[str, Tensor], rows: Rows, scale: float | Tensor, min_p: float
-    ) -> Slope:
-        """From the incoming gradients ``(n,)`` and the signals' values; ``scale`` is d logit / d what is asked for."""
-        const = torch.zeros_like(rows.log_sum)
+    def of(cls, grads: Mapping[str, Tensor], rows: Rows, scale: float | Tensor, min_p: float) -> Slope:
+        """From the incoming gradients ``(n,)``; ``scale`` is d logit / d what is asked for."""
+        values, const = rows.values, torch.zeros_like(rows.log_sum)
         terms: dict[str, Tensor] = {}
         inverse = (-rows.log_sum).exp()  # p = e * inverse
         if "logprobs" in grads:
@@ -275,15 +268,9 @@ class Slope:
         if drawn is not None and self.support is not None:
             e.scatter_add_(1, drawn[0], drawn[1] * self.support.unsqueeze(1))
         if self.target is not None:
-            column, in_tile = within(ids, first, logits.shape[1])
-            e.scatter_add_(1, column, torch.where(in_tile, self.target, 0.0).unsqueeze(1))
+            column, in_tile = members(ids.unsqueeze(1), first, logits.shape[1])
+            e.scatter_add_(1, column, torch.where(in_tile, self.target.unsqueeze(1), 0.0))
         return e
-
-
-def within(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """``(n, 1)`` column of each row's token in a tile of the vocabulary, and ``(n,)`` whether it is there at all."""
-    local = ids - first
-    return local.clamp(0, width - 1).unsqueeze(1), (local >= 0) & (local < width)
 
 
 def live_rows(grads: Mapping[str, Tensor], count: int, device: torch.device) -> Tensor:
