@@ -146,6 +146,8 @@ def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
         reason = leaf.method.excludes.get("importance_correction")
         if reason is not None:
             return leaf.name, reason
+        if "support" in leaf.method.writes:
+            return leaf.name, "its ratio is to the sampler."
         # a penalty towards the sampler, or a gate, does not change the weights of the policy term
         if leaf.method.writes - {"lr_scale", "penalties", "gates"} and "rollout_logprobs" in leaf.method.needs:
             return leaf.name, "both correct for the sampler."
@@ -227,8 +229,8 @@ def _host(
 #: Fields of a host that ``hosts.yaml`` has.
 _ENTRIES = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
-    "trl": _host("trl", trl_settings),
-    "axolotl": _host("axolotl", trl_settings),
+    "trl": _host("trl", trl_settings, live=_LIVE | {"log_support_mass"}),
+    "axolotl": _host("axolotl", trl_settings, live=_LIVE | {"log_support_mass"}),
     "verl": _host("verl", verl_settings),
     "skyrl": _host(
         *("skyrl", skyrl_settings),

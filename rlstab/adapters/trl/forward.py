@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from rlstab.adapters.trl.responses import Inputs, mask_on_cpu
+from rlstab.adapters.trl.responses import SUPPORT, Inputs, mask_on_cpu
 from rlstab.core.batch import BASICS, TokenBatch, layout_of
 from rlstab.core.compose import Composition
 from rlstab.core.devices import sent
@@ -86,8 +86,8 @@ class OwnForward:
     through the vocabulary only for tokens with a gradient.
     """
 
-    gives = SIGNAL_NAMES - {"logprobs", "log_support_mass"}  # TRL keeps no support
-    live = frozenset({"entropies", "log_kept_mass"})
+    gives = SIGNAL_NAMES - {"logprobs", "log_support_mass"}
+    live = frozenset({"entropies", "log_kept_mass", "log_support_mass"})
 
     def __init__(self, trainer: GRPOTrainer, model: PreTrainedModel, options: Mapping[str, float]) -> None:
         if trainer._is_vlm or trainer.aux_loss_enabled:
@@ -146,6 +146,7 @@ class OwnForward:
                     "needs": frozenset(needs),
                     "min_p": self.options.get("min_p"),
                     "rows": rows,
+                    "support": inputs[SUPPORT].flatten(0, 1)[index] if SUPPORT in inputs else None,
                 },
             )
         return {
@@ -181,8 +182,15 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
     chosen: type[Forward] = TRLForward if head == "trl" else OwnForward
     named = f"TRL with this GRPOConfig and head='{head}'"
-    gives = frozenset(provided) | chosen.gives
-    replace(adapted("trl"), name=named, release="", gives=gives, live=chosen.live).require(objective)
+    gives, outputs = frozenset(provided) | chosen.gives, chosen.live
+    if trainer.rollout_func is None:
+        outputs -= {"log_support_mass"}  # TRL's own generation keeps no support
+    replace(adapted("trl"), name=named, release="", gives=gives, live=outputs).require(objective)
+    if "log_support_mass" in live and "ref_logprobs" in objective.needs:
+        raise ConfigError(
+            "TRL's reference log-probs are of the whole vocabulary, and 'support_replay' compares log-probs over the "
+            "tokens that the sampler kept. Remove what reads the reference, or use rlstab's trainer."
+        )
     if chosen is TRLForward:
         if "entropies" in live:
             trainer._entropy_bonus_enabled = True  # before TRL 1.16, entropies have a gradient only with TRL's bonus
@@ -215,10 +223,10 @@ def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = Fals
         hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, -rlstab["length"] - 1 : -1]
         hidden = hidden.reshape(-1, hidden.shape[-1])[rlstab["index"]]
-        options = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
+        options = {name: rlstab[name] for name in ("needs", "min_p", "rows", "support")}
         with torch.autocast(hidden.device.type, enabled=torch.is_autocast_enabled(hidden.device.type) and not wide):
             kind = torch.float32 if wide else None
-            checked = {"temperature": temperature, "check_ids": not embedded}
+            checked = {"temperature": temperature, "check_ids": not embedded or rlstab["support"] is not None}
             signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, **checked, **options)
         return {name: values for name, values in vars(signals).items() if values is not None}
 

@@ -52,7 +52,8 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         self._rlstab_step: OptimizerStep | None = None
         self._rlstab_scaled = ExitStack()  # the learning rate, around the optimizer
         _warn_of_dropout(self.model, self.objective.needs)
-        _warn_of_filters(self.args)
+        if "log_support_mass" not in self.objective.live_needs:
+            _warn_of_filters(self.args)
         self.add_callback(_AroundTheOptimizer(self))
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
@@ -226,7 +227,8 @@ def _warn_of_filters(config: Any) -> None:
     if filters:
         logger.warning(
             f"{type(config).__name__}.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of "
-            f"the whole distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
+            f"the whole distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0 "
+            f"or add 'support_replay' and let a rollout_func return the tokens kept."
         )
 
 

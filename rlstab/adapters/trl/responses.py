@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlstab.adapters.evidence import by_kind, held_signals
 from rlstab.adapters.host_correction import CORRECTION
+from rlstab.console import capital
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
 from rlstab.core.turns import turns_of
-from rlstab.errors import ShapeError, kind_of
-from rlstab.hosts import facts
-from rlstab.signals import SIGNAL_NAMES
+from rlstab.errors import MissingSignal, ShapeError, kind_of
+from rlstab.hosts import HOSTS, facts
+from rlstab.signals import SIGNAL_NAMES, as_support
 
 #: A micro-batch as TRL's trainer passes it to its loss.
 Inputs: TypeAlias = Mapping[str, Any]
@@ -28,6 +29,8 @@ Provider: TypeAlias = Callable[[Inputs], Tensor]
 COLUMNS: Mapping[str, str] = facts("trl")["columns"]
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
+#: The ``(B, T, K)`` tokens that the sampler kept, of a generation for `support_replay`.
+SUPPORT = "rlstab_support"
 _MASK = "rlstab_mask"
 #: Bits of an id below the number of the visit; no run has more responses.
 _VISIT = 48
@@ -59,6 +62,32 @@ def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group
     generated[SEQUENCE_IDS] = start + index
     generated[GROUP_IDS] = start + index // group * group
     return generated
+
+
+def padded_support(responses: Sequence[Mapping[str, Any]], completion_ids: Tensor) -> Tensor:
+    """``(B, T, K)`` ids of the tokens that the sampler kept, padded with -1, from the column that a rollout_func adds.
+
+    Args:
+        responses: ``support`` of each has a list of ids for each of its tokens; an empty one is the whole vocabulary.
+        completion_ids: ``(B, T)``.
+
+    Raises:
+        MissingSignal: a response has no ``support``.
+        ShapeError, OutOfRange: see :func:`rlstab.signals.as_support`; or a response has more lists than tokens.
+    """
+    length, lists = completion_ids.shape[1], list[Sequence[int]]()
+    for response in responses:
+        if response.get("support") is None:
+            cure = HOSTS["trl"].cure("log_support_mass")
+            raise MissingSignal(f"'support_replay' reads the column 'support' of the rollout_func. {capital(cure)}.")
+        if len(response["support"]) > length:
+            raise ShapeError(f"'support' lists the tokens kept at {len(response['support'])} of {length} tokens.")
+        lists += [*response["support"], *[[]] * (length - len(response["support"]))]
+    tokens, counts = (
+        torch.tensor([id for ids in lists for id in ids], dtype=torch.int64),
+        torch.tensor([*map(len, lists)]),
+    )
+    return as_support(tokens, counts=counts).view(len(responses), length, -1).to(completion_ids.device)
 
 
 def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> None:
@@ -107,12 +136,13 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
     """The evidence about a micro-batch that only a forward of the policy can give; empty if none is needed.
 
     Methods that read no log-probs need none; if the rollout makes one optimizer step, TRL keeps no old log-probs, and
-    the live ratio needs none.
+    the live ratio needs none. With a support the old log-probs are the sampler's, over the same tokens.
     """
     # an old log-prob replaces one that the sampler lost
-    reads_old = objective.needs & {"old_logprobs", "rollout_logprobs"}
+    reads_old = objective.needs & {"old_logprobs", "rollout_logprobs"} and SUPPORT not in inputs
     computed = {"logprobs"} if reads_old and inputs.get("old_per_token_logps") is None else set()
-    return frozenset(objective.needs & SIGNAL_NAMES | computed)
+    needs = frozenset(objective.needs & SIGNAL_NAMES | computed)
+    return needs | {"log_support_mass"} if needs and SUPPORT in inputs else needs
 
 
 def batch_of(
@@ -139,6 +169,9 @@ def batch_of(
     """
     mask, needs = mask_on_cpu(inputs), needs - BASICS
     old, logprobs = inputs.get("old_per_token_logps"), evidence.get("logprobs")
+    if SUPPORT in inputs:
+        old = inputs[COLUMNS["rollout_logprobs"]]
+        logprobs = None if logprobs is None else logprobs - evidence["log_support_mass"]
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, logprobs, unread) if values is not None)
     signals, unscored = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")

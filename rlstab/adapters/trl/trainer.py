@@ -25,11 +25,13 @@ from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
     COLUMNS,
+    SUPPORT,
     Inputs,
     Provider,
     batch_of,
     distinct_ids,
     must_forward,
+    padded_support,
     read_masks,
     response_mask,
     stamp,
@@ -117,7 +119,7 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """TRL's, plus rewards of turns, and identities that do not depend on how the responses are cut and shuffled."""
+        """TRL's, plus columns, and identities that do not depend on how the responses are cut and shuffled."""
         train = self.model.training
         generated = super()._generate_and_score_completions(inputs)
         if "turn_reward" in self.objective.needs - self._rlstab_providers.keys():
@@ -126,6 +128,8 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
             rewards = rewards or [example.get("turn_rewards") for example in inputs]  # the columns of a rollout_func
             if any(earned is not None for earned in rewards):
                 generated[COLUMNS["turn_reward"]] = turn_rewards_of(rewards, response_mask(generated))
+        if "log_support_mass" in self.objective.live_needs:  # TRL adds the columns of a rollout_func to its inputs
+            generated[SUPPORT] = padded_support(inputs, generated["completion_ids"])
         return stamp(
             generated,
             first=self.state.global_step if train else 0,
