@@ -24,6 +24,10 @@ LOGGED = frozenset(
 )
 
 
+#: The largest vocabulary of which a rollout keeps the sampler's whole distribution at each token.
+MOST_WHOLE = 4096
+
+
 class RunConfig(parts.RunSettings):
     """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
 
@@ -39,6 +43,14 @@ class RunConfig(parts.RunSettings):
     def pipeline(self) -> Pipeline:
         """The stages as an object."""
         return self._pipeline
+
+    @property
+    def signal_options(self) -> dict[str, float]:
+        """Those of the composition; ``sampler_k`` is how many of the sampler's log-probs a rollout keeps of a token."""
+        options = dict(self.composition.signal_options)
+        if self.model.teacher == parts.SAMPLER and "teacher_divergence" in self.composition.live_needs:
+            options["sampler_k"] = options["top_k"] or MOST_WHOLE
+        return options
 
     @property
     def reward_evidence(self) -> frozenset[str]:
@@ -86,6 +98,9 @@ def build_run(document: Document) -> RunConfig:
         reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)
         text = f"'{reader}' compares rewards one by one, and the run has one. List two with a weight, or use 'grpo'."
         raise document.error(("reward",), text)
+    if run.model.teacher == parts.SAMPLER and "teacher_logprobs" in composition.needs:
+        text = "its log-prob of each token is 'rollout_logprobs', which methods against mismatch read. Name a model."
+        raise document.error(("model", "teacher"), text)
     lists = {"stages": dump_stages(pipeline), "objective": dump_objective(composition)}
     resolved: RunConfig = run.model_copy(update={**lists, "optimisation": _resolved(run, composition)})
     resolved._composition, resolved._pipeline = composition, pipeline

@@ -143,6 +143,10 @@ Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSetting
 OTHER_MODELS = {"ref_logprobs": "reference", "teacher_logprobs": "teacher", "teacher_divergence": "teacher"}
 
 
+#: In place of a teacher's name, the sampler as it was when it drew the tokens.
+SAMPLER = "sampler"
+
+
 class ModelSettings(Settings):
     """The policy, the reference policy of a KL penalty, and the teacher of distillation."""
 
@@ -151,7 +155,9 @@ class ModelSettings(Settings):
     reference: str | None = Field(
         None, description="reference of `kl`; null is the start, or the model below an adapter"
     )
-    teacher: str | None = Field(None, description="teacher of `opd`, `distill` and so on; null as for reference")
+    teacher: str | None = Field(
+        None, description="teacher of `opd`, `distill` and so on; null as for reference; of `distill` also `sampler`"
+    )
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")
@@ -163,6 +169,8 @@ class ModelSettings(Settings):
         )
         for key in OTHER_MODELS.values():
             refuse(getattr(self, key) == "adapter", key, text)
+        text = "the sampler's distributions are those at which it drew, without a hint. Remove the hint."
+        refuse(self.teacher == SAMPLER and self.teacher_prompt is not None, "teacher_prompt", text)
         return self
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from rlstab.config import RunConfig
-from rlstab.config.settings import OTHER_MODELS
+from rlstab.config.settings import OTHER_MODELS, SAMPLER
 from rlstab.console import capital
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
@@ -63,6 +63,8 @@ def _cost(name: str, run: RunConfig | None) -> str:
 def reference(run: RunConfig, named: str | None, each: str = "rollout") -> str:
     """The reference policy of `kl` or the teacher, and its cost: a forward pass for ``each``."""
     model, second = run.model, f"a second model in memory, and one more forward pass per {each}"
+    if named == SAMPLER:
+        return "the sampler, whose log-probs are kept with each token: no second model and no forward pass"
     if named is not None:
         return f"the model '{named}': {second}"
     if model.adapter is None:

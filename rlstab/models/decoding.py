@@ -16,6 +16,7 @@ from rlstab.core.devices import counting_device, on_cpu, sent
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
+from rlstab.models.loading import vocabulary_size
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
 from rlstab.models.stop_texts import completes, window
@@ -53,7 +54,8 @@ class Decoder:
         settings: temperature and stop texts.
         seed: the seed of the random numbers.
         names: names of the signals, log-probs among them: those of the tokens that top-p and top-k keep.
-        options: numbers that define signals, such as ``min_p``.
+        options: numbers that define signals, such as ``min_p``; ``sampler_k`` is how many log-probs of each token's
+            distribution are kept.
         greedy: take the most probable token instead.
     """
 
@@ -89,8 +91,11 @@ class Decoder:
         prompt_read = sent(prompt_read, device)
         prompts = prompt_ids[prompt], prompt_mask[prompt]
         tokens = torch.full((count, longest), policy.pad_id, dtype=torch.int64, device=device)
+        mask = torch.zeros_like(tokens, dtype=torch.bool)
+        k = min(int(self.options.get("sampler_k", 0)), vocabulary_size(policy.model.config))
+        listed = torch.zeros((count, longest, k), device=device)
         out = Decoded(
-            Sequences(*prompts, tokens, torch.zeros_like(tokens, dtype=torch.bool)),
+            Sequences(*prompts, tokens, mask, sampler_ids=listed.int(), sampler_logprobs=listed),
             {name: torch.zeros((count, longest), device=device) for name in self.names},
             torch.zeros(count, dtype=torch.bool, device=device),
         )
@@ -124,14 +129,16 @@ class Decoder:
                     if left.numel() <= RETIRE * rows.numel():
                         cache.reorder_cache(left)  # type: ignore[arg-type]  # its annotation is the legacy LongTensor
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
-        sampled = out.sequences.response_mask, out.sequences.response_ids
-        mask, tokens, ended, *signals = on_cpu([*sampled, out.ended, *out.signals.values()])
+        sequences = out.sequences
+        sampled = [sequences.response_mask, sequences.response_ids, sequences.sampler_ids, sequences.sampler_logprobs]
+        mask, tokens, ids, logprobs, ended, *signals = on_cpu([*sampled, out.ended, *out.signals.values()])
         length = int(mask.any(0).sum())
         cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
         width = max((step.shape[1] for step in out.supports), default=0)
         padded = [pad(step, (0, width - step.shape[1]), value=-1) for step in on_cpu(out.supports)]
         support = torch.stack(padded[:length], 1) if length and width else tokens.new_zeros((count, length, 0)).int()
-        return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length], support), cut, ended)
+        sequences = Sequences(*prompts, tokens, mask, sampler_ids=ids, sampler_logprobs=logprobs).cut(length)
+        return Decoded(replace(sequences, support=support), cut, ended)
 
     def _token(self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor) -> Tensor:
         """Draw a token for some rows, and write it, its signals and its support where the row is unfinished."""
@@ -140,6 +147,10 @@ class Decoder:
         if settings.cut:
             support = drawn_from(logits / temperature, settings.top_p, settings.top_k)
             rest = only(logits, support)
+        if k := out.sequences.sampler_ids.shape[2]:
+            best = (logits / temperature).log_softmax(-1).topk(k)
+            out.sequences.sampler_ids[rows, step] = best.indices.int()
+            out.sequences.sampler_logprobs[rows, step] = best.values
         chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(rest / temperature, dim=-1), draw)
         signals = token_signals_from_logits(
             logits,

@@ -51,6 +51,15 @@ def joined_rows(parts: Sequence[Tensor], fill: float = 0, *, left: bool = False)
     return torch.cat([pad(part, (n, 0) if left else (0, n), value=fill) for part, n in zip(parts, short, strict=True)])
 
 
+def widened_list(name: str, values: Tensor, length: int, width: int) -> Tensor:
+    """``(R, length, width)`` from one of :data:`LISTS` that is not larger."""
+    return pad(values, (0, width - values.shape[2], 0, length - values.shape[1]), value=LISTS[name][1])
+
+
+#: The ``(R, T, K)`` tensors of :class:`Sequences`, with their dtype and what pads them to a larger K.
+LISTS = {"support": (torch.int32, -1), "sampler_ids": (torch.int32, 0), "sampler_logprobs": (torch.float32, -torch.inf)}
+
+
 @dataclass(frozen=True)
 class Sequences:
     """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
@@ -63,6 +72,8 @@ class Sequences:
             and including the end. Masked tokens between them are replies of the environment, which later tokens read.
         support: ``(R, T, K)`` int32, the tokens that the sampler kept (:mod:`rlstab.signals.support`); K is 0 where it
             draws from the whole vocabulary, or nothing reads them. None is K = 0.
+        sampler_ids, sampler_logprobs: ``(R, T, K)`` int32 and float32, the sampler's likeliest tokens before top-p and
+            top-k, and their log-probs over the whole vocabulary, where the sampler is the teacher; else K is 0.
     """
 
     prompt_ids: Tensor
@@ -70,10 +81,19 @@ class Sequences:
     response_ids: Tensor
     response_mask: Tensor
     support: Tensor = None  # type: ignore[assignment]  # until __post_init__
+    sampler_ids: Tensor = None  # type: ignore[assignment]  # as above
+    sampler_logprobs: Tensor = None  # type: ignore[assignment]  # as above
 
     def __post_init__(self) -> None:
-        if self.support is None:
-            object.__setattr__(self, "support", self.response_ids.new_zeros((*self.response_ids.shape, 0)).int())
+        for name, (dtype, _) in LISTS.items():
+            if getattr(self, name) is None:
+                empty = self.response_ids.new_zeros((*self.response_ids.shape, 0), dtype=dtype)
+                object.__setattr__(self, name, empty)
+
+    @property
+    def lists(self) -> dict[str, Tensor]:
+        """Those of :data:`LISTS`."""
+        return {name: getattr(self, name) for name in LISTS}
 
     @property
     def context(self) -> Tensor:
@@ -92,21 +112,25 @@ class Sequences:
             prompt_mask[:, start:],
             self.response_ids[index][:, :length],
             response_mask[:, :length],
-            self.support[index][:, :length],
+            **{name: values[index][:, :length] for name, values in self.lists.items()},
         )
 
     @classmethod
     def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
         """The rows of all parts, padded to the longest of them."""
         parts = list(parts)
-        supports = [part.support for part in parts]
-        length, width = (max(support.shape[dim] for support in supports) for dim in (1, 2))
+        lists = {name: [part.lists[name] for part in parts] for name in LISTS}
+        length = max(part.response_ids.shape[1] for part in parts)
+        widths = {name: max(values.shape[2] for values in tensors) for name, tensors in lists.items()}
         return cls(
             joined_rows([part.prompt_ids for part in parts], pad_id, left=True),
             joined_rows([part.prompt_mask for part in parts], left=True),
             joined_rows([part.response_ids for part in parts], pad_id),
             joined_rows([part.response_mask for part in parts]),
-            torch.cat([pad(s, (0, width - s.shape[2], 0, length - s.shape[1]), value=-1) for s in supports]),
+            **{
+                name: torch.cat([widened_list(name, values, length, widths[name]) for values in tensors])
+                for name, tensors in lists.items()
+            },
         )
 
     def cut(self, length: int) -> Sequences:
@@ -115,7 +139,7 @@ class Sequences:
             self,
             response_ids=self.response_ids[:, :length],
             response_mask=self.response_mask[:, :length],
-            support=self.support[:, :length],
+            **{name: values[:, :length] for name, values in self.lists.items()},
         )
 
 

@@ -210,11 +210,12 @@ class Generator:
         """
         run, needs = self.run, {"logprobs", "entropies"}
         settings = run.rollout if cut else run.rollout.model_copy(update={"top_p": 1.0, "top_k": 0})
+        seed, options = EVALUATION_SEED, run.composition.signal_options
         if split == "train":
+            seed, options = run.seed, run.signal_options
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
             needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
-        seed = run.seed if split == "train" else EVALUATION_SEED
-        decoder = Decoder(policy, settings, seed, sorted(needs), run.composition.signal_options, greedy)
+        decoder = Decoder(policy, settings, seed, sorted(needs), options, greedy)
         parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
 
         def reply(example: Example, answer: list[int]) -> list[int] | None:

@@ -14,9 +14,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.config.runs import RunConfig
-from rlstab.config.settings import OTHER_MODELS
+from rlstab.config.runs import MOST_WHOLE, RunConfig
+from rlstab.config.settings import OTHER_MODELS, SAMPLER
 from rlstab.core.devices import sent
+from rlstab.errors import ModelError
 from rlstab.explain.costs import reference
 from rlstab.models.decoding import require_batches
 from rlstab.models.loading import vocabulary_size
@@ -65,10 +66,17 @@ def load_other_models(
     for signal, role in OTHER_MODELS.items():
         if signal not in run.composition.needs | run.composition.live_needs or signal in signals:
             continue
-        if signal == "teacher_divergence" and teacher is not None:
-            lessons = partial(nullcontext, partial(_listed, teacher, engine.accelerator.device))
-            continue
         name, distributions = getattr(run.model, role), signal == "teacher_divergence"
+        lists = teacher or (_of_sampler if name == SAMPLER else None)
+        if distributions and lists is not None:
+            k, vocabulary = run.composition.signal_options["top_k"], vocabulary_size(engine.policy.model.config)
+            if teacher is None and not k and vocabulary > MOST_WHOLE:
+                raise ModelError(
+                    f"'distill' to the sampler: of a vocabulary of {vocabulary} tokens its whole distribution is not "
+                    f"kept at each token, at most of {MOST_WHOLE}. Set `top_k` of 'distill'."
+                )
+            lessons = partial(nullcontext, partial(_listed, lists, engine.accelerator.device))
+            continue
         lines.append(f"{role} model: {reference(run, name, 'optimizer step' if distributions else 'rollout')}")
         if role not in models:
             models[role] = engine.gathered_policy  # with the adapter off
@@ -86,6 +94,10 @@ def load_other_models(
         else:
             logprobs[signal] = partial(_logprobs, models[role], run, hint)
     return logprobs, lessons, lines
+
+
+def _of_sampler(sequences: Sequences) -> tuple[Tensor, Tensor]:
+    return sequences.sampler_ids.long(), sequences.sampler_logprobs
 
 
 def _listed(teacher: Listed, device: torch.device, sequences: Sequences, index: Tensor) -> TopK:

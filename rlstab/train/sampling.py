@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.models.decoding import Decoder
+from rlstab.models.policy import widened_list
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
@@ -108,16 +109,20 @@ def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: De
     wider = 0, max(0, int(lengths.max()) + added - rollout.response_ids.shape[1])
     response_ids = pad(rollout.response_ids, wider, value=policy.pad_id)
     response_mask = pad(rollout.response_mask, wider)
-    support, added_support = rollout.sequences.support, out.sequences.support
-    support = pad(support, (0, max(0, added_support.shape[2] - support.shape[2]), *wider), value=-1)
+    lists, added_lists = rollout.sequences.lists, out.sequences.lists
+    lists = {
+        name: widened_list(name, values, response_ids.shape[1], max(values.shape[2], added_lists[name].shape[2]))
+        for name, values in lists.items()
+    }
     signals = {name: pad(values, wider) for name, values in rollout.signals.items()}
     for index, (row, tokens) in enumerate(begun.items()):
         response_ids[row, : len(tokens)] = torch.tensor(tokens)
         span = slice(len(tokens), len(tokens) + added)
         response_ids[row, span] = out.sequences.response_ids[index]
         response_mask[row, span] = out.sequences.response_mask[index]
-        support[row, span, : added_support.shape[2]] = added_support[index]
+        for name, values in added_lists.items():
+            lists[name][row, span, : values.shape[2]] = values[index]
         for name, values in signals.items():
             values[row, span] = out.signals[name][index]
-    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, support=support)
+    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, **lists)
     return replace(rollout, sequences=sequences, signals=signals), out.ended

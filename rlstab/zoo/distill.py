@@ -65,6 +65,7 @@ class Distill(TokenObjective):
 
     Interacts:
         - ``distill`` and ``opd`` pull towards the same teacher; with both it counts twice.
+        - ``distill`` with ``model.teacher: sampler`` is an exact penalty on the distance from the policy that sampled.
         - ``distill`` with ``model.teacher: null`` is the whole divergence from the policy's start, of which ``kl``
           estimates the reverse one from the sampled token.
 

@@ -155,6 +155,11 @@ CASES: dict[str, tuple[Any, dict[str, Any], str | dict[str, Any]]] = {
     "an evaluation": (STACK, {"evaluation__every": 1, "evaluation__prompts": 3}, "ddp"),
     "a teacher": ([*STACK, {"name": "distill", "beta": 0.5}], {}, "fsdp2"),
     "likely tokens of a teacher": ([{"name": "distill", "top_k": 4}], {"optimisation__epochs": 2}, "ddp"),
+    "the sampler as teacher": (
+        [{"name": "distill", "beta": 0.3}],
+        {"model__teacher": "sampler", "optimisation__epochs": 2},
+        "fsdp2",
+    ),
     "an adapter, a teacher": ([{"name": "distill", "beta": 0.0}], {**ADAPTER, "optimisation__epochs": 2}, "fsdp2"),
     "an untied head": (WITH_KL, UNTIED, "fsdp2"),
     "an untied head under ddp": (WITH_KL, UNTIED, "ddp"),
