@@ -29,8 +29,8 @@ FIXED = {
 
 #: The probes, in the order of a map.
 NAMES = (
-    *("step_size", "staleness", "mismatch_bits", "mismatch_noise", "false_symmetric", "false_positives"),
-    *("false_negatives", "small_groups", "sparse", "switch", "spurious", "mirror"),
+    *("step_size", "staleness", "mismatch_bits", "mismatch_noise", "mismatch_top_p", "false_symmetric"),
+    *("false_positives", "false_negatives", "small_groups", "sparse", "switch", "spurious", "mirror"),
 )
 
 #: The row of the policy before training, which is measured only at the first dose.
