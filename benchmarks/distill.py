@@ -1,9 +1,10 @@
-"""What a teacher costs in the head: time and memory of a forward and backward with `teacher_divergence` in the loss.
+"""What a teacher or a support costs in the head: time and memory of a forward and backward with it in the loss.
 
     python -m benchmarks distill --n 512 --d 512 --v 151936 --json
 
 `head` has no teacher: the log-probs alone. `rlstab` and `trl` compare the whole distributions of two models of one
-width; `top-k` compares the teacher's 64 likeliest tokens, which are found beforehand. TRL's function gives no log-prob.
+width; `top-k` compares the teacher's 64 likeliest tokens, which are found beforehand, as the sampler's would be.
+`support` takes the log-probs over 64 tokens that a sampler kept. TRL's function gives no log-prob.
 Loss and gradients of `rlstab` and `trl` are compared first. Memory is taken in a fresh process, beyond the inputs of
 both models.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
 
 import torch
 from rich.table import Table
@@ -25,7 +25,7 @@ from benchmarks.protocol import Case, Run, assert_agree, child, interleave, meas
 from rlstab.signals import Teacher, TopK, token_signals
 
 K = 64
-CASES = ("head", "top-k", "rlstab", "trl")
+CASES = ("head", "support", "top-k", "rlstab", "trl")
 
 
 def teacher_of(problem: Problem) -> Teacher:
@@ -38,9 +38,12 @@ def teacher_of(problem: Problem) -> Teacher:
 
 def law_of(case: str, problem: Problem, beta: float) -> Law:
     """The loss of a case, the mean over live rows of minus the log-prob or of the divergence; all inputs exist."""
+    if case == "support":
+        kept = (inputs(problem).ids.unsqueeze(1) + torch.arange(K)) % problem.vocab
+        return lambda given, weights, _: (-(weights * chosen(given, kept)).mean(), None, None)
     teacher: Teacher | TopK = teacher_of(problem)
     if case == "head":
-        return lambda given, weights, _: (-(weights * chosen(given, {"logprobs"})).mean(), None, None)
+        return lambda given, weights, _: (-(weights * chosen(given)).mean(), None, None)
     if case == "trl":
         return lambda given, weights, _: ((weights * by_trl(given, teacher, beta)).mean(), None, None)
     if case == "top-k":
@@ -58,11 +61,12 @@ def law_of(case: str, problem: Problem, beta: float) -> Law:
     return law
 
 
-def chosen(given: Inputs, needs: set[str]) -> Tensor:
-    """Log-probs of the tokens."""
-    logprobs = token_signals(given.hidden, given.weight, given.ids, needs=needs).logprobs
-    assert logprobs is not None
-    return logprobs
+def chosen(given: Inputs, support: Tensor | None = None) -> Tensor:
+    """Log-probs of the tokens, over the vocabulary or a support."""
+    needs = {"logprobs"} if support is None else {"logprobs", "log_support_mass"}
+    signals = token_signals(given.hidden, given.weight, given.ids, needs=needs, support=support)
+    assert signals.logprobs is not None
+    return signals.logprobs if signals.log_support_mass is None else signals.logprobs - signals.log_support_mass
 
 
 def by_trl(given: Inputs, teacher: Teacher, beta: float) -> Tensor:
@@ -92,7 +96,9 @@ def timed(problem: Problem, cases: list[str], beta: float, repeat: int) -> dict[
     def case(law: Law) -> Case:
         return Case(lambda _: step(law, given, ones))
 
-    unit: Callable[[], Tensor] = lambda: torch.mm(given.hidden.detach(), given.weight.detach().t())  # noqa: E731
+    def unit() -> Tensor:
+        return torch.mm(given.hidden.detach(), given.weight.detach().t())
+
     laws = {name: law_of(name, problem, beta) for name in cases}
     return measured(*interleave({name: case(law) for name, law in laws.items()}, repeat, unit))
 
