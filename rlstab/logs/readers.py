@@ -18,8 +18,7 @@ from rlstab.bins import Run
 from rlstab.console import counted, ranges
 from rlstab.errors import ReportError, reason
 from rlstab.logs.console import printed
-from rlstab.logs.log import Rows
-from rlstab.logs.metric_aliases import known
+from rlstab.logs.log import Rows, known
 from rlstab.safe_read import as_number, as_step, parse_json, read_object
 
 #: A file in every checkpoint of transformers, and in the output folder if the trainer was asked to save it.
@@ -116,7 +115,7 @@ def logged(
     rows = Rows(unit=unit)
     for step, values in steps:
         rows.log(step, values)
-    run = rows.run(str(path), writer, remarks, planned=planned, costs=True) if rows else None
+    run = rows.run(str(path), writer, remarks, planned=planned) if rows else None
     return [run] if run and rows.trained else []
 
 

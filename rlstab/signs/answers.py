@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlstab.bins import Sign
+from rlstab.signs.metric import SHORTEST, Metric, absent, missing, moved, present, shift
 from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, missing, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
 CUT_OFF = 0.25

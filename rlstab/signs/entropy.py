@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlstab.bins import Sign
+from rlstab.signs.metric import SHORTEST, Metric, moved, present
 from rlstab.signs.reward import rises
-from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Curves, Metric, Sign, detector, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
 FLOOR = 0.25

@@ -7,10 +7,10 @@ from bisect import insort
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import bin_weights
+from rlstab.bins import Sign, bin_weights
+from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present, shift
 from rlstab.signs.reward import SOLVED, rises
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: A norm above this multiple of the median so far may be a spike; clipping hides it from the weights, not from here.
 SPIKE = 10.0

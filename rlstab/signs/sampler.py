@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, moved, present
+from rlstab.bins import Sign
+from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do

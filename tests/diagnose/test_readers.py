@@ -54,13 +54,13 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
-    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    assert read(tmp_path).path.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
-    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    assert read(tmp_path).path.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"log_history": [')  # killed while it was saved
     (tmp_path / "checkpoint-200").symlink_to(DATA / "trl_1_16", target_is_directory=True)
     log = read(tmp_path)
-    assert (Path(log.title).parent.name, len(log.remarks)) == ("checkpoint-60", 2)
+    assert (Path(log.path).parent.name, len(log.remarks)) == ("checkpoint-60", 2)
     for step in (20, 100, 60):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
     assert read(tmp_path).rollouts == 30
@@ -82,7 +82,7 @@ def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
     path = tmp_path / "chart.csv"
     path.write_text(wandb_chart("entropy", {"a - b": rows("healthy"), "c": rows("entropy_collapse")}), encoding="utf-8")
     logs = read_logs(path)
-    assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
+    assert [log.path for log in logs] == [f"{path}: a - b", f"{path}: c"]
     assert [diagnose(log).verdict() for log in logs] == ["nothing found", "no harm; entropy floor"]
     assert list(logs[0].metrics) == ["tokens/entropy"]
 
