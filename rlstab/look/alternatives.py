@@ -104,8 +104,6 @@ class Alternative:
         state: after the steps so far.
         turns: by step, the angle to the gradient of the run, degrees.
         lengths: by step, the length of the gradient, where that of the run is 1.
-        entropies: by step, what plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
-            rate, exact to first order; only with a model.
         steps: their number.
         shares: by action of :data:`rlstab.record.ACTIONS`, the sum over the steps of the share of the tokens.
         total: sum of the gradient over all tokens.
@@ -120,7 +118,6 @@ class Alternative:
     state: State = field(default_factory=dict)
     turns: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
     steps: int = 0
     shares: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
@@ -135,11 +132,6 @@ class Alternative:
     def length(self) -> float:
         """Median length of the gradient, where that of the run is 1."""
         return median(self.lengths) if self.lengths else 1.0
-
-    @property
-    def entropy(self) -> float | None:
-        """The mean of :attr:`entropies`; None without a model."""
-        return fmean(self.entropies) if self.entropies else None
 
     @property
     def actions(self) -> Mapping[str, float]:
@@ -369,8 +361,6 @@ def _pulled(alternative: Alternative, step: Step, index: int) -> Tensor:
     for key in alternative.keys:
         for action, mask in traced.methods[key].actions.items():
             alternative.shares[action] = alternative.shares.get(action, 0.0) + float(mask.double().mean())
-    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
-        alternative.entropies.append(float(coefficients @ slopes[step.mask].double()))
     if alternative.acts_on != "preset":
         _keep_largest(alternative, step, pulls(step, coefficients), index, traced)
     if batch.sum_p_sq is None:
