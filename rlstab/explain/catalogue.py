@@ -18,7 +18,7 @@ from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import UnknownName, plain
 from rlstab.explain.stages import KINDS
-from rlstab.presets import PRESETS, Preset
+from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
@@ -41,7 +41,10 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     for kind, (_, about) in KINDS.items():
         rows = [_told(cls) for cls in stages if issubclass(cls, kind)]
         sections.append((f"stages: {kind.kind}: {about}", rows))
-    sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
+    parts = {
+        name: [*preset.objective.keyed, *(stage.name for stage in preset.stages)] for name, preset in PRESETS.items()
+    }
+    sections.append(("presets", [(name, f"{PRESETS[name].about} {', '.join(of)}") for name, of in parts.items()]))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
     sections.append(("examples, for --example", [(kind, ", ".join(names)) for kind, names in named.items()]))
     matching = [
@@ -67,11 +70,6 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
                 table.add_row(escape(name), escape(headline) + f"\n[dim]{escape(facts)}[/]" * bool(facts))
             yield f"[bold]{escape(heading)}[/]"
             yield Padding(table, (0, 0, 1, 2))
-
-
-def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
-    parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
-    return name, f"{preset.about} {', '.join(parts)}"
 
 
 def _told(cls: type[Method[Any]], also: Sequence[str] = ()) -> tuple[str, str]:

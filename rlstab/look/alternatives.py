@@ -180,7 +180,9 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         steps: usable ones, in their order.
         asked: objectives by name instead of all; each is added like a method.
     """
-    run, indices = own_objective(steps), list(_spaced(steps))
+    run, sizes = own_objective(steps), [len(step.batch) for step in steps]
+    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
+    indices = [index for index in range(0, len(steps), stride) if sizes[index]]
     left_out: dict[str, str] = {}
     with no_fit_warnings():
         current = Alternative(compose(*run.members), "this run\u2019s objective", "run", "")
@@ -212,13 +214,6 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
     )
 
 
-def _spaced(steps: Sequence[Step]) -> Iterator[int]:
-    """Indices of optimizer steps at equal distances within the limits, at least of the first one."""
-    sizes = [len(step.batch) for step in steps]
-    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
-    yield from (index for index in range(0, len(steps), stride) if sizes[index])
-
-
 # -- the objective of the run ------------------------------------------------------------------------------------------
 
 
@@ -245,15 +240,17 @@ def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
         names: of objectives.
         length: tokens of the longest response, for methods that need one as a setting.
     """
+    objectives: dict[str, TokenObjective] = {}
     with no_fit_warnings():  # methods stand alone, without what they were published with
-        return {name: _objective(name, length) for name in names}
-
-
-def _objective(name: str, length: int) -> TokenObjective:
-    if name in METHODS.names():
-        return load_objective(at_defaults(name, length))
-    preset = PRESETS.get(name.removeprefix("preset:"))
-    return preset.objective if preset else load_objective(name if is_file(name) else {"name": name})
+        for name in names:
+            preset = PRESETS.get(name.removeprefix("preset:"))
+            if name in METHODS.names():
+                objectives[name] = load_objective(at_defaults(name, length))
+            elif preset is not None:
+                objectives[name] = preset.objective
+            else:
+                objectives[name] = load_objective(name if is_file(name) else {"name": name})
+    return objectives
 
 
 # -- changes of it -----------------------------------------------------------------------------------------------------

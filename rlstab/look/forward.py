@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from rlstab.models.policy import Policy, Sequences, load_policy
-from rlstab.record import Dump, Step
+from rlstab.models.policy import Sequences, load_policy
+from rlstab.record import Dump
 
 #: Signals that one forward gives and methods read. Its log-probs are used only if the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})
@@ -45,7 +45,12 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
             notes.append(f"step {step.number}: {reason}")
             steps.append(step)
             continue
-        sequences = sequences_of(policy, step)
+        responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
+        rows = [
+            Sequences(*(ids for part in pair for ids in (part[None], torch.ones_like(part[None], dtype=torch.bool))))
+            for pair in zip(step.prompts, responses, strict=True)
+        ]
+        sequences = Sequences.joined(rows, policy.pad_id)
         signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.header.temperature or 1.0)
         added = {name: values[sequences.response_mask] for name, values in signals.items()}
         recorded = step.tensors["logprobs"]
@@ -59,13 +64,3 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
         logprobs = torch.where(recorded.isfinite(), recorded, added["logprobs"])
         steps.append(replace(step, tensors={**added, **step.tensors, "logprobs": logprobs}))
     return Dump(steps, notes)
-
-
-def sequences_of(policy: Policy, step: Step) -> Sequences:
-    """The prompts and responses of a step, in its order."""
-    responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
-    rows = [
-        Sequences(*(ids for part in pair for ids in (part[None], torch.ones_like(part[None], dtype=torch.bool))))
-        for pair in zip(step.prompts, responses, strict=True)
-    ]
-    return Sequences.joined(rows, policy.pad_id)

@@ -57,7 +57,10 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
 def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     """Steps whose groups are all equal have no gradient, and do not count."""
     largest = curves["gradient/largest_norm"]
-    metric = _largest(curves, largest if len(largest.steps) else metric)
+    metric = largest if len(largest.steps) else metric
+    if curves.run.bin_width > 1:  # a results file has means over ten rollouts, and the largest norms beside them
+        steps, values = curves.run.largest.get("gradient/largest_norm", (metric.steps, metric.values))
+        metric = Metric(metric.name, steps, values)
     norms = metric.where(metric.values > 0)
     if len(norms.steps) < SHORTEST:
         return absent("fewer than six steps have a gradient")
@@ -69,12 +72,6 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     largest_multiple = (norms.values / medians).max()
     text = f"the largest norm is {largest_multiple:.3g} x the median of the earlier steps with a gradient"
     return present(int(norms.steps[spikes.argmax()]), text) if spikes.sum() >= SPIKES else absent(text)
-
-
-def _largest(curves: Curves, metric: Metric) -> Metric:
-    """The largest norms of a results file, which has means over ten rollouts; else the metric itself."""
-    steps, values = curves.run.largest.get("gradient/largest_norm", (metric.steps, metric.values))
-    return Metric(metric.name, steps, values) if curves.run.bin_width > 1 else metric
 
 
 @detector(
