@@ -30,7 +30,6 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, 
     _GROWS,
     "whether more answers are cut off",
     "response/ended",
-    lines=SHORTEST,
     by_itself=False,
     counted=True,
 )
@@ -78,7 +77,6 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
     "or gains little; without one, the reward for the task",
     "whether longer responses are better",
     "response/length",
-    lines=SHORTEST,
 )
 def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     """Longer answers are sound if they are right more often."""
@@ -102,7 +100,6 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     f"{REPEATED} more of the responses repeat themselves than before, until the end",
     "whether responses repeat themselves",
     "response/repetition",
-    lines=SHORTEST,
 )
 def repetition(curves: Curves, metric: Metric) -> Sign:
     """Loops of a policy that has nothing else to say."""

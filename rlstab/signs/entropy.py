@@ -26,7 +26,6 @@ KL = 1.0
     f"token entropy below {FLOOR} x its level before, or below {LEAST} nats, until the end",
     "whether entropy collapses",
     "tokens/entropy",
-    lines=SHORTEST,
     counted=True,
 )
 def entropy_floor(curves: Curves, metric: Metric) -> Sign:
@@ -44,7 +43,6 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
     f"token entropy above {CEILING} x its level before, until the end",
     "whether entropy blows up",
     "tokens/entropy",
-    lines=SHORTEST,
     counted=True,
 )
 def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
@@ -58,7 +56,6 @@ def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
     f"more than {KL:g} nat per token between policy and reference, until the end",
     "how far the policy is from its reference",
     "kl/value",
-    lines=SHORTEST,
 )
 def kl_drift(curves: Curves, metric: Metric) -> Sign:
     """One token may make up all of the KL of a step, so no step counts as more than twice the threshold."""

@@ -51,7 +51,6 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
     "logarithm",
     "whether single updates are out of proportion",
     "gradient/norm",
-    lines=SHORTEST,
     counted=True,
 )
 def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
@@ -82,7 +81,6 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     "gradient/norm",
     "advantage/std",
     "lr",
-    lines=SHORTEST,
 )
 def no_gradient(curves: Curves, metric: Metric) -> Sign:
     """A log that rounds may have zeros all along: then the reward must not rise."""
@@ -118,7 +116,6 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
     f"{CLIPPED} more of the tokens clipped than before, {CLIPPED_GROWTH:g} x as many, until the end",
     "how far the policy leaves the data",
     "ratio/clipped",
-    lines=SHORTEST,
 )
 def clipped(curves: Curves, metric: Metric) -> Sign:
     """Clipped tokens have no gradient; a share that is clipped from the start is normal for the objective."""

@@ -118,7 +118,6 @@ def lost_at_once(metric: Metric) -> tuple[int, float] | None:
     "training reward over the last tenth below that of the policy at the start",
     "whether the run has improved",
     *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
-    lines=SHORTEST,
     by_itself=False,
     counted=True,
 )

@@ -10,8 +10,8 @@ import numpy as np
 
 from rlstab.bins import EMPTY, Run
 from rlstab.bins import Sign as Sign
+from rlstab.signs.metric import SHORTEST, missing, unjudged
 from rlstab.signs.metric import Metric as Metric
-from rlstab.signs.metric import missing, unjudged
 
 #: Names of rewards for the format, whatever the task; the other parts of a reward are about the task.
 FORMS = re.compile(
@@ -97,7 +97,7 @@ def detector(
     definition: str,
     unseen: str,
     *reads: str,
-    lines: int,
+    lines: int = SHORTEST,
     by_itself: bool = True,
     counted: bool = False,
 ) -> Callable[[Callable[[Curves, Metric], Sign]], Detector]:
