@@ -35,16 +35,17 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     methods = [METHODS.get(name) for name in METHODS.names()]
     stages = [STAGES.get(name) for name in STAGES.names()]
     sections: list[tuple[str, list[tuple[str, str]]]] = []
+    presets: list[tuple[str, str]] = []
     for source, about in {**SOURCES, "": "against none of these sources"}.items():
         rows = [_told(cls, _sources(cls)[1:]) for cls in methods if _sources(cls)[0] == source]
         sections.append((f"{source or 'others'}: {about}", rows))
     for kind, (_, about) in KINDS.items():
         rows = [_told(cls) for cls in stages if issubclass(cls, kind)]
         sections.append((f"stages: {kind.kind}: {about}", rows))
-    parts = {
-        name: [*preset.objective.keyed, *(stage.name for stage in preset.stages)] for name, preset in PRESETS.items()
-    }
-    sections.append(("presets", [(name, f"{PRESETS[name].about} {', '.join(of)}") for name, of in parts.items()]))
+    for name, preset in PRESETS.items():
+        parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
+        presets.append((name, f"{preset.about} {', '.join(parts)}"))
+    sections.append(("presets", presets))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
     sections.append(("examples, for --example", [(kind, ", ".join(names)) for kind, names in named.items()]))
     matching = [

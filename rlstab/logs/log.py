@@ -255,8 +255,8 @@ class Rows(dict[int, dict[str, float]]):
             yield f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before"
         if shift:
             yield "its steps begin at 0 and are counted from 1 here"
-        if beyond := len(self) - len(self._lines):
-            yield f"left out {counted(beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
+        if count := len(self) - len(self._lines):
+            yield f"left out {counted(count, self.unit)} below 0 or above {MOST_ROLLOUTS:,}"
         if missing := gaps({step for steps, _ in metrics.values() for step in steps.tolist()}):
             yield f"no line for {self.unit} {missing}"
         texts = [

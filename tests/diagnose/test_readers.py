@@ -252,6 +252,26 @@ def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
     assert len(remarks) == 1
 
 
+def test_a_run_that_is_watched_is_at_each_line_the_run_of_the_lines_so_far() -> None:
+    """Also after a late score of an older step, a value in a second line of a step, and a resume from a checkpoint."""
+    lines: list[tuple[int, dict[str, Any]]] = [(step, {"reward": step / 10, "loss": 0.1}) for step in range(9)]
+    lines += [(4, {"eval_reward": 0.4}), (2, {"eval_reward": 0.2}), (8, {"grad_norm": "NaN"}), (9, {"reward": None})]
+    lines += [(step, {"reward": 0.7, "clip_ratio": 0.1}) for step in range(6, 12)]
+    watch = Watch()
+    for count, (step, values) in enumerate(lines, 1):
+        watch.log(step, values)
+        watched, fresh = watch.rows.run(watched=True), Rows()
+        for line in lines[:count]:
+            fresh.log(*line)
+        run = Rows(dict(fresh)).run()
+        assert (watched.names, watched.evaluations, watched.not_finite) == (run.names, run.evaluations, run.not_finite)
+        assert watched.metrics.keys() == run.metrics.keys()
+        for name, curve in run.metrics.items():
+            np.testing.assert_array_equal(watched.metrics[name], curve)
+    assert watched.metrics["reward/mean"][0].tolist() == list(range(1, 13))  # counted from 1
+    assert [score["rollout"] for score in watched.evaluations] == [3, 5]
+
+
 def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout(tmp_path: Path) -> None:
     often, seldom = "val-core/math/acc/mean@4", "val-core/aime/acc/mean@4"
     lines = [{"step": step, "reward": 0.5, **({often: step / 100} if step % 5 == 0 else {})} for step in range(1, 41)]
