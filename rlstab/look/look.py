@@ -100,12 +100,13 @@ def look(
         raise ReportError(f"{runs[0].title}: {runs[0].notes[-1]}")
     shown = next((run for run in runs if run.diagnosis and run.diagnosis.first), runs[0])
     writes = out is not None or not as_json
-    if shown.dump is None or shown.dump_path is None:
-        shown.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
-    elif len(runs) == 1 or writes:
-        _read_tokens(shown, shown.dump, shown.dump_path, methods, tokenizer, model, code, console)
+    if len(runs) == 1 or writes:
+        if shown.dump is not None and shown.dump_path is not None:
+            _read_tokens(shown, shown.dump, shown.dump_path, methods, tokenizer, model, code, console)
+        elif methods:
+            shown.notes.append("Methods are tried on the tokens of a dump, so none was.")
     if out is not None or shown.path == STANDARD_INPUT:
-        target = Path(out or "look.html")
+        target = Path("look.html" if out is None else out)
     else:
         target = shown.path / "look.html" if is_dir(shown.path) else shown.path.with_suffix(".look.html")
     try:
