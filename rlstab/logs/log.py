@@ -161,7 +161,8 @@ class Rows(dict[int, dict[str, float]]):
         if step < self.last and known(numbers.keys() & self.get(step, {}).keys()):
             branch = {later for later in self if later >= step}
             self.abandoned |= branch
-            for record in (self, self._lines, *self._points.values(), *self._scores.values()):
+            by_step: list[dict[int, Any]] = [self, self._lines, *self._points.values(), *self._scores.values()]
+            for record in by_step:
                 for later in branch & record.keys():
                     del record[later]
             self.last = step
