@@ -337,7 +337,7 @@ def _try(alternative: Alternative, steps: Mapping[int, Step], of_run: Sequence[T
     Raises:
         RlstabError: it cannot be planned for a step.
     """
-    state = alternative.objective.init_state()
+    state: dict[str, Any] = {**alternative.objective.init_state()}
     shares: dict[str, float] = {}
     turns, lengths, gradients, tops, total = list[float](), list[float](), list[Tensor](), list[Top](), 0.0
     for index, step in steps.items():

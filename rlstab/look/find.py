@@ -98,7 +98,7 @@ def read_logs(path: str | Path) -> list[Run]:
 def _own(path: Path) -> list[Run]:
     """Run folders, bench folders, results files, with the metrics that other trainers log and rlstab has in parts."""
     runs, left_out = find_runs(path)
-    logs = []
+    logs: list[Run] = []
     for run in runs:
         rows: dict[int, dict[str, float]] = {}
         for name, (rollouts, values) in run.metrics.items():
