@@ -194,13 +194,14 @@ class ChainSettings(Settings):
 
 
 class LotterySettings(Settings):
-    """A sum, and in a second turn a draw that only chance wins: two turns, of which the second is noise."""
+    """An even number, then a draw that only chance wins: two turns, of which the second is noise."""
 
     name: Literal["lottery"] = "lottery"
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
     seed: Seed = Field(0, description="seed of the problem generator")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
-    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="what a won draw earns; a right sum earns 1")
+    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="a won draw earns it; an even number earns 1")
+    shared: bool = Field(False, description="each turn earns half of the score: nothing says which turn earned it")
 
 
 def _compiles(pattern: str) -> str:

@@ -32,11 +32,12 @@ from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
-from rlstab.tasks import Example, Task
-from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
+from rlstab.tasks import Block, Example, Task
+from rlstab.tasks.attempts import attempt, offers
+from rlstab.tasks.blocks import block_evidence, checked_blocks, require_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
-from rlstab.tasks.turns import has_turn_rewards, replies, reply_tokens, turn_evidence
+from rlstab.tasks.turns import reply_tokens, turn_evidence
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -109,16 +110,16 @@ class Generator:
             MissingSignal: the task has no turns, or no rewards of turns.
             ConfigError: the task has turns, and blocks are read; or it is flaky, which affects no rewards of turns.
         """
-        if self.blocks and replies(self.task):
+        if self.blocks and offers(self.task, "reply"):
             raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
         for reader in (*active_methods(self.run.composition), *self.stages):
             read = reader.needs & TURNS
-            if read and not replies(self.task):
+            if read and not offers(self.task, "reply"):
                 raise MissingSignal(
                     f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "
                     f"task `reply`, see rlstab.tasks.HasTurns."
                 )
-            if "turn_reward" in read and not has_turn_rewards(self.task):
+            if "turn_reward" in read and not offers(self.task, "turn_rewards"):
                 raise MissingSignal(
                     f"'{reader.name}' reads 'turn_reward', and '{self.task.name}' rewards no turns. Give the task "
                     f"`turn_rewards`, see rlstab.tasks.HasTurns."
@@ -243,7 +244,8 @@ class Generator:
         parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
 
         def reply(example: Example, answer: list[int]) -> list[int] | None:
-            return reply_tokens(self.task, example, self._texts(policy, [answer])[0], policy.encode_text, errors.append)
+            text, ask = self._texts(policy, [answer])[0], partial(reply_tokens, encode=policy.encode_text)
+            return attempt(ask, self.task, example, text, errors.append, None)
 
         with metrics.phase("sample"):
             for part in sample(
@@ -256,14 +258,15 @@ class Generator:
                 needs=needs,
                 options=run.composition.signal_options,
                 greedy=greedy,
-                reply=reply if replies(self.task) else None,
+                reply=reply if offers(self.task, "reply") else None,
             ):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
-        self._report_turns("reply", errors, metrics)
+        if offers(self.task, "reply"):
+            self._report_errors("turns/errors", errors, f"reply raised on rank {self.rank}", metrics)
         with metrics.phase("score"):
             scores = Scores.joined([job.result() for job in jobs], self.rewards)
         return Rollout.joined(parts, policy.pad_id), scores
@@ -302,7 +305,7 @@ class Generator:
         Raises:
             ConfigError: the task has several turns.
         """
-        if replies(self.task):
+        if offers(self.task, "reply"):
             raise ConfigError(
                 f"a stage branches from inside a response, and those of '{self.task.name}' have several turns. Remove "
                 f"the stage, or take another task."
@@ -354,39 +357,38 @@ class Generator:
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
             extra |= self._block_evidence(policy, rollout, metrics)
-        if replies(self.task):
+        if offers(self.task, "reply"):
             errors = list[str]()
             tokens, rewards = (rollout.response_ids, rollout.response_mask), scores.rewards
             extra |= turn_evidence(self.task, examples, rollout.texts, *tokens, rewards, errors.append)
-            self._report_turns("turn_rewards", errors, metrics)
+            self._report_errors("turns/errors", errors, f"turn_rewards raised on rank {self.rank}", metrics)
             signals["turn"] = turns_of(rollout.response_mask).float() * rollout.response_mask
         responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
         return self._shape(replace(rollout, signals=signals, responses=responses), progress)
 
     def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
         """The evidence about blocks that the task gives for some responses."""
-        blocks, errors = told_blocks(self.task, rollout.examples, rollout.texts)
-        metrics.add("blocks/errors", len(errors))
-        if errors:
-            self.say("blocks raised, none for the response", errors[0])
+        errors = list[str]()
+        blocks: list[list[Block]] = [
+            attempt(checked_blocks, self.task, example, text, errors.append, [])
+            for example, text in zip(rollout.examples, rollout.texts, strict=True)
+        ]
+        self._report_errors("blocks/errors", errors, "blocks raised, none for the response", metrics)
         given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
         return block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
 
-    def _report_turns(self, name: str, errors: Sequence[str], metrics: Metrics) -> None:
-        if replies(self.task):
-            metrics.add("turns/errors", len(errors))
+    def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
+        metrics.add(metric, len(errors))
         if errors:
-            self.say(f"{name} raised on rank {self.rank}", errors[0])
+            self.say(what, errors[0])
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
-        metrics.add("scorer/errors", len(scores.errors))
         late = [text for text, timed_out in zip(texts, scores.timed_out.tolist(), strict=True) if timed_out]
         metrics.add("scorer/timeouts", len(late))
         if late:
             self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
-        if scores.errors:
-            self.say(f"scorer raised on rank {self.rank}, reward 0", scores.errors[0])
+        self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
@@ -453,7 +455,7 @@ class Generator:
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(sampled.response_mask.sum()))
-        if replies(self.task):
+        if offers(self.task, "reply"):
             metrics.mean("response/turns", float((answers.evidence("turn_states") > 0).sum()), count)
         prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
