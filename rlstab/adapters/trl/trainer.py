@@ -7,34 +7,30 @@ on all ranks. A step with NaN or Inf is refused, so that weights and moments of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_objective import deviations_of
-from rlstab.adapters.training import Given, plan_step
+from rlstab.adapters.training import Given
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
-from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
+from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
     Inputs,
     Provider,
-    batch_of,
-    distinct_ids,
     must_forward,
     read_masks,
     response_mask,
     stamp,
     stamp_missing,
 )
-from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
 from rlstab.core.method_settings import check_choices
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -42,9 +38,6 @@ from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import own_correction
-
-#: A function of TRL's inputs, the evidence, the live outputs and the loss of a micro-batch.
-OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
 class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
@@ -103,14 +96,11 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         check_attributes(self)
         chosen = chosen_by(self.args) if chosen is None else chosen
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
-        self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), corrected=corrected)
-        self._rlstab_providers = dict(signals or {})
+        self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), signals or {}, corrected=corrected)
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
-        self._rlstab_ends = ends_of(self)
-        self.on_part: OnPart | None = None
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
@@ -161,13 +151,7 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
     def _plan(self, step: OptimizerStep, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         stamp_missing(inputs, step=self.state.global_step, rank=rank, ranks=ranks)
-        batches = [
-            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
-            for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
-        ]
-        plan_step(step, batches)
-        if step.plan is not None:
-            step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
+        self._rlstab_plan(step, inputs, evidence)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
@@ -180,13 +164,10 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         step = (self._rlstab_step if train else None) or self._rlstab_new_step()
         index = step.losses
         live, signals, aux = self._live_outputs(model, inputs, step, index)
-        out = step.loss(index, live)
-        loss: Tensor = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
+        out, loss = self._rlstab_loss(step, inputs, live)
         if step.plan is not None:
             step.reports[-1] = in_trls_terms(out.report, self.args)
             step.reports += [self._entropy(inputs, out.report, signals), trl_report(step.plan, index, live, out)]
-            if self.on_part is not None:
-                self.on_part(inputs, step.batches[index], live, loss)
         elif not train:
             loss = loss * torch.nan
         mode = "train" if train else "eval"
