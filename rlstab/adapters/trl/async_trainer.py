@@ -7,6 +7,7 @@ transformers fetches all micro-batches of an optimizer step before its first bac
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -56,7 +57,6 @@ METHODS: Mapping[type, Mapping[str, Sequence[str]]] = {
 HOST = replace(
     adapted("trl"),
     name="TRL's AsyncGRPOTrainer",
-    release="",
     gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn"}),
     live=frozenset({"entropies"}),
     how={},
@@ -146,7 +146,7 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         return batches, items
 
     def _rlstab_lag(self, responses: Inputs) -> Tensor:
-        lag = self.state.global_step - responses[SAMPLED]
+        lag: Tensor = self.state.global_step - responses[SAMPLED]
         return lag[:, None].expand(responses["completion_ids"].shape).float()
 
     # -- forwards without gradient ---------------------------------------------------------------------------------
@@ -166,11 +166,9 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
     def _rlstab_signals(self, inputs: Any, *, reference: bool = False) -> dict[str, Tensor]:
         """``(B, T)`` log-probs and entropies of the policy at the start of the optimizer step, or of the reference."""
         self.model.train()
-        model, adapter = self.model, nullcontext()
-        if reference and self.ref_model is not None:
-            model = self.ref_model
-        elif reference:
-            adapter = self.accelerator.unwrap_model(self.model).disable_adapter()
+        model = self.ref_model if reference and self.ref_model is not None else self.model
+        by_peft = reference and model is self.model
+        adapter = self.accelerator.unwrap_model(model).disable_adapter() if by_peft else nullcontext()
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with self.compute_loss_context_manager(), checkpointing, adapter:
             mask = inputs["attention_mask"].bool()
@@ -219,10 +217,13 @@ def check_host() -> None:
 
 #: The key of the responses in a micro-batch of TRL, by the names of those of ``GRPOTrainer``.
 _RESPONSES = "rlstab_responses"
+#: Of TRL's samples by token, and what :class:`_Rollouts` adds to them.
+_TOKENS = ("input_ids", "completion_mask", "old_log_probs")
+_OF_A_RESPONSE = (SEQUENCE_IDS, GROUP_IDS, "advantages", REWARDS, SAMPLED)
 
 
 class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
-    """TRL's rollouts, each with its number and the optimizer steps before the weights that sampled it.
+    """TRL's rollouts, each with its number, its reward, and the optimizer steps before the weights that sampled it.
 
     The number is its place in the queue, so that random masks do not depend on how responses are packed into rows.
     """
@@ -240,7 +241,12 @@ class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, rollout in enumerate(self.rollouts):
-            yield {**rollout, SEQUENCE_IDS: number, SAMPLED: self.synced.get(self.sample.model_version, 0)}
+            named = {SEQUENCE_IDS: number, GROUP_IDS: rollout["group_id"], "advantages": rollout["advantage"]}
+            reward, sampled_at = (
+                rollout["metrics"].get("reward", math.nan),
+                self.synced.get(self.sample.model_version, 0),
+            )
+            yield {**rollout, **named, REWARDS: reward, SAMPLED: sampled_at}
 
 
 def _collate(collate: Callable[[Any], dict[str, Any]], examples: Any) -> dict[str, Any]:
@@ -256,27 +262,17 @@ def _responses(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
     The worker masks what a tool or an environment answered in between.
     """
-    tokens = {name: [] for name in ("prompt_ids", "completion_ids", "tool_mask", "old_per_token_logps")}
+    rows = []
     for sample in samples:
-        ids, mask, logprobs = (
-            torch.as_tensor(sample[name]) for name in ("input_ids", "completion_mask", "old_log_probs")
-        )
+        ids, mask, logprobs = map(torch.as_tensor, (sample[name] for name in _TOKENS))
         start = max(1, int(mask.argmax()))  # nothing predicts the first token
-        for name, values in zip(
-            tokens, (ids[:start], ids[start:], mask[start:], logprobs[start:].float()), strict=True
-        ):
-            tokens[name].append(values)
-    masks = {
-        f"{name}_mask": [torch.ones_like(ids) for ids in tokens[f"{name}_ids"]] for name in ("prompt", "completion")
-    }
-    columns = {name: pad(values) for name, values in (tokens | masks).items()}
-    return columns | {
-        COLUMNS["rollout_logprobs"]: columns["old_per_token_logps"],
-        "advantages": torch.tensor([sample["advantage"] for sample in samples], dtype=torch.float32),
-        REWARDS: torch.tensor([sample["metrics"].get("reward", torch.nan) for sample in samples]),
-        GROUP_IDS: torch.tensor([sample["group_id"] for sample in samples]),
-        **{name: torch.tensor([sample[name] for sample in samples]) for name in (SEQUENCE_IDS, SAMPLED)},
-    }
+        parts = {"prompt": ids[:start], "completion": ids[start:]}
+        row = {f"{name}_ids": part for name, part in parts.items()}
+        row |= {f"{name}_mask": torch.ones_like(part) for name, part in parts.items()}
+        row |= dict.fromkeys(("old_per_token_logps", COLUMNS["rollout_logprobs"]), logprobs[start:].float())
+        rows.append({**row, "tool_mask": mask[start:]})
+    columns = {name: pad([row[name] for row in rows]) for name in rows[0]}
+    return columns | {name: torch.tensor([sample[name] for sample in samples]) for name in _OF_A_RESPONSE}
 
 
 def _of_tokens(outputs: Any, inputs: Any) -> PolicyOutputs:
@@ -287,5 +283,7 @@ def _of_tokens(outputs: Any, inputs: Any) -> PolicyOutputs:
 
 def _padded(outputs: PolicyOutputs, inputs: Any) -> dict[str, Tensor]:
     """``(B, T)`` log-probs and entropies, of outputs for each trained token."""
-    mask, values = response_mask(inputs[_RESPONSES]), {"logprobs": outputs.logprobs, "entropies": outputs.entropies}
-    return {name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()}
+    mask, values = response_mask(inputs[_RESPONSES]), vars(outputs).items()
+    return {
+        name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values if value is not None
+    }

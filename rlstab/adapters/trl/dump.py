@@ -158,7 +158,11 @@ class DumpCallback(TrainerCallback):
         if isinstance(trainer, ObjectiveTrainer):
             name, settings = "rlstab", settings_of(trainer._rlstab_chosen, trainer.objective_state)
         else:
-            name, settings = f"trl/{args.loss_type}", self._settings()
+            name, tokens = f"trl/{args.loss_type}", self._tokens
+            # what decides the loss and the advantages
+            settings = {key: getattr(args, key, value) for key, value in defaults_of("trl").items() if key != "optim"}
+            settings["num_items_in_batch"] = None if tokens is None else float(tokens)
+            settings["scale_rewards"] = trainer.scale_rewards
         self.recorder.write(
             name,
             settings,
@@ -166,7 +170,9 @@ class DumpCallback(TrainerCallback):
             step=state.global_step + 1,
             rank=accelerator.process_index,
             ranks=accelerator.num_processes,
-            first=all(bool((part["versions"] == state.global_step).all()) for part in self.recorder.parts),
+            # in AsyncGRPOTrainer the ratio is that to the sampler, which is not 1
+            first=isinstance(trainer, GRPOTrainer)
+            and all(bool((part["versions"] == state.global_step).all()) for part in self.recorder.parts),
             learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
             temperature=float(args.temperature),
             top_p=float(args.top_p),
@@ -176,15 +182,6 @@ class DumpCallback(TrainerCallback):
             if getattr(args, "use_vllm", False) and args.vllm_mode == "colocate"
             else None,
         )
-
-    def _settings(self) -> dict[str, Any]:
-        """What decides the loss and the advantages, by the names of GRPOConfig, and TRL's count of tokens."""
-        args, tokens = self.trainer.args, self._tokens
-        settings = {name: getattr(args, name, value) for name, value in defaults_of("trl").items() if name != "optim"}
-        return settings | {
-            "num_items_in_batch": None if tokens is None else float(tokens),
-            "scale_rewards": self.trainer.scale_rewards,
-        }
 
 
 def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:

@@ -21,7 +21,7 @@ from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.adapters.trl.release import check_unpatched, ends_of
-from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids
+from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
 from rlstab.core.loss import LossOutput
@@ -83,6 +83,8 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         self, step: OptimizerStep, inputs: Sequence[Inputs], evidence: Sequence[Mapping[str, Tensor]]
     ) -> None:
         """Plan a step from each of its micro-batches and the ``(B, T)`` signals of a forward of the policy."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        stamp_missing(inputs, step=self.state.global_step, rank=rank, ranks=ranks)
         batches = [
             batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
             for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
@@ -108,7 +110,9 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         step = self._rlstab_step
         assert step is not None
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        step.finish(_norm(parameters))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        step.finish(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # over all ranks that share it
         if step.refusal is not None:
             for parameter in parameters:
                 parameter.grad = None
@@ -265,11 +269,3 @@ def _warn_of_filters(config: Any) -> None:
             f"{type(config).__name__}.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of "
             f"the whole distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
         )
-
-
-def _norm(parameters: list[Tensor]) -> Tensor:
-    """The norm of all gradients together, over all ranks if they are sharded."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-    norm: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
-    return norm
