@@ -183,7 +183,7 @@ def test_a_dump_has_the_versions_and_look_finds_the_loss(tmp_path: Path) -> None
 
 
 def test_a_dump_is_of_a_trainer_that_keeps_its_tokens(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="RLStabAsyncGRPOTrainer does"):
+    with pytest.raises(ConfigError, match="AsyncGRPOTrainer keeps no tokens"):
         DumpCallback(trainer_of(tmp_path, plain=True), tmp_path / "dump")
 
 

@@ -140,8 +140,8 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
             if "ref_logprobs" in self.objective.needs:
                 inputs[_RESPONSES][COLUMNS["ref_logprobs"]] = self._rlstab_signals(inputs, reference=True)["logprobs"]
         if len(batches) > 1:
-            reads = self.objective.needs & SIGNAL_NAMES
-            evidence = [self._rlstab_signals(inputs) if reads else {} for inputs in batches]
+            needs = self.objective.needs & SIGNAL_NAMES
+            evidence = [self._rlstab_signals(inputs) if needs else {} for inputs in batches]
             self._rlstab_plan(step, [inputs[_RESPONSES] for inputs in batches], evidence)
         return batches, items
 

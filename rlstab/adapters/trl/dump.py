@@ -55,10 +55,7 @@ class DumpCallback(TrainerCallback):
     def __init__(self, trainer: GRPOTrainer | ObjectiveTrainer, folder: str | Path, *, every: int = 1) -> None:
         check_release()
         if not isinstance(trainer, (GRPOTrainer, ObjectiveTrainer)):
-            raise ConfigError(
-                f"DumpCallback: {type(trainer).__name__} does not keep the tokens. RLStabAsyncGRPOTrainer does, which "
-                f"without an objective trains by TRL's loss."
-            )
+            raise ConfigError(f"DumpCallback: {type(trainer).__name__} keeps no tokens. Use RLStabAsyncGRPOTrainer.")
         if every < 1:
             raise ConfigError(f"DumpCallback: every = {every}, expected 1 or more.")
         if trainer.args.use_liger_kernel:

@@ -90,10 +90,9 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         check_attributes(self)
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
         self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), signals or {}, corrected=corrected)
-        provided = {"truncated", "branch", "turn", *self._rlstab_providers}
+        provided = {"truncated", "branch", "turn", *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         provided |= {"ref_logprobs"} if self.beta != 0.0 else set()
         provided |= {"rollout_logprobs"} if self.use_vllm or self.rollout_func is not None else set()
-        provided |= {CORRECTION} if corrected else set()
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
