@@ -31,6 +31,8 @@ COLUMNS: Mapping[str, str] = facts("trl")["columns"]
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
 #: The ``(B, T, K)`` tokens that the sampler kept, of a generation for `support_replay`.
 SUPPORT = "rlstab_support"
+#: Of each response, what a dump has in addition: its reward, and the optimizer steps before its sampler's weights.
+REWARDS, SAMPLED = "rlstab_rewards", "rlstab_sampled_at"
 _MASK = "rlstab_mask"
 #: Bits of an id below the number of the visit; no run has more responses.
 _VISIT = 48
