@@ -27,7 +27,7 @@ from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Stat, settle
-from rlstab.hosts import own_bounds, require_data_level
+from rlstab.hosts import adapted, own_bounds
 
 Over = Literal["tokens", "sequences", "nothing"]
 Counts = Literal["mask", "response"]
@@ -152,7 +152,7 @@ class DataLevel:
         state: State | None = None,
     ) -> None:
         self.objective = open_objective(objective, complete=False)
-        require_data_level(self.objective)
+        adapted("data").require(self.objective)
         bounds = own_bounds(self.objective)
         low, high, dual = (NO_LOW, NO_HIGH, None) if bounds is None else (bounds.low, bounds.high, bounds.dual)
         self.loss = LossSettings(float(low), float(high), dual, HostMean() if mean is None else mean)
