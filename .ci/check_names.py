@@ -35,12 +35,7 @@ ADVICE = {word: advice for advice, words in NOUNS.items() for word in words.spli
 FOLDERS = ("rlstab", "examples", ".ci")
 
 #: Rooms and files of rlstab/ that are still to be converted.
-PENDING = (
-    "adapters/host_objective.py",
-    "adapters/trl/dump.py",
-    "look/host_loss.py",
-    "look/recorded_loss.py",
-)
+PENDING = ("adapters/trl/dump.py",)
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -25,6 +25,7 @@ from rlstab.core.terms import Bounds
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.signals import SIGNAL_NAMES
 
+
 @cache
 def facts(key: str) -> dict[str, Any]:
     """The entry of a host in ``hosts.yaml``."""
@@ -67,8 +68,8 @@ class Host:
             name.
         spared: when the evidence of a step costs no forward pass although a method reads it.
         sees: what of an optimizer step a method sees.
-        refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step`` stands for decisions
-            and a state over the optimizer step.
+        refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step`` is for decisions and
+            a state over the optimizer step.
         refusal: the error for a method that asks for one of these, with ``{name}`` and ``{reason}``.
         mean: the method that takes the mean which the host takes anyway.
         section: the host's name for the settings that an objective needs.
@@ -119,7 +120,7 @@ class Host:
         return missing + [f"a way to express `{name}`: {reason}" for reason, name in refused.items()]
 
     def refuses(self, method: TokenObjective) -> str | None:
-        """What a method, or one inside it, asks for that the loss of the host cannot do; None if it can do all of it."""
+        """What a method, or one inside it, asks for that the host's loss cannot do; None if it can do all of it."""
         for leaf in walk(method) if self.refused else ():
             fields = set() if isinstance(leaf.method, Observe) or leaf.name == self.mean else set(leaf.method.writes)
             if measures(leaf.method) or leaf.method.init_state():
@@ -228,7 +229,7 @@ _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 def _host(key: str, **others: Any) -> Host:
     """A host, with what ``hosts.yaml`` says of it."""
-    names = {each.name for each in fields(Host)}
+    names = {attribute.name for attribute in fields(Host)}
     return Host(key, **{name: entry for name, entry in facts(key).items() if name in names}, **others)
 
 

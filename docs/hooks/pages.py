@@ -199,7 +199,9 @@ def yaml_of(cls: type[Method[Any]]) -> str:
 
 def at_the_data_level(cls: type[TokenObjective]) -> str:
     """What becomes of it where only a mask and advantages reach the loss."""
-    refused = next((what for method in EXAMPLES[cls.name] if (what := adapted("data").refuses(method)) is not None), None)
+    refused = next(
+        (what for method in EXAMPLES[cls.name] if (what := adapted("data").refuses(method)) is not None), None
+    )
     return "exact" if refused is None else f"refused: {refused}"
 
 

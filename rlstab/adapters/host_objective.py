@@ -19,8 +19,6 @@ Methods: TypeAlias = list[dict[str, Any]]
 #: Settings of ``GRPOConfig`` that decide TRL's loss and that an objective replaces, with their defaults; and settings
 #: that affect it and stay in effect; and what an optimizer step holds.
 TRL_LOSS, TRL_OTHER, TRL_STEPS = facts("trl")["loss"], facts("trl")["kept"], facts("trl")["steps"]
-#: All values of those settings of ``GRPOConfig`` that are text.
-TRL_VALUES = facts("trl")["values"]
 #: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
 VERL_LOSS = facts("verl")["loss"]
 #: Losses of TRL that are means over tokens; its entropy bonus always is.
@@ -121,10 +119,8 @@ def _methods(host: str, settings: Mapping[str, Any]) -> Methods:
             methods += table[value]
         else:
             raise ConfigError(f"{name} = {value!r}: no objective is this loss. {did_you_mean(str(value), table)}")
-    return [
-        {key: settings.get(word, word) for key, word in method.items() if word is None or settings.get(word, word) is not None}
-        for method in methods
-    ]
+    unset = {word for word, value in settings.items() if value is None}
+    return [{key: settings.get(word, word) for key, word in method.items() if word not in unset} for method in methods]
 
 
 def deviations_of(config: Any) -> list[str]:
@@ -145,6 +141,7 @@ def deviations_of(config: Any) -> list[str]:
     shared = sequence and kind not in ("cispo", "vespo")  # each token of a response has the gradient of all
     corrected = config.use_vllm and getattr(config, CORRECTION_SETTING)
     by_token = corrected and "token" in config.vllm_importance_sampling_mode
+    in_kernel = corrected and kind == "vespo"
     deviations = [
         (kind == "bnpo" and cut, "bnpo: TRL takes the mean of each micro-batch, the objective that of the step."),
         (ahead, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
@@ -155,7 +152,7 @@ def deviations_of(config: Any) -> list[str]:
         (unbiased and sequence, "kl: TRL multiplies it by the ratio of the response, the objective by the token's."),
         (shared and quantile, "gspo: TRL's top-entropy mask scales a response, the objective's drops its tokens."),
         (shared and by_token, "gspo: TRL's weight of a token acts on its response, the objective's on the token."),
-        (corrected and kind == "vespo", "vespo: TRL puts bounded ratios to the sampler into its kernel, the objective the ratios."),
+        (in_kernel, "vespo: TRL puts bounded ratios to the sampler into its kernel, the objective the ratios."),
     ]
     return [sentence for holds, sentence in deviations if holds]
 
@@ -285,20 +282,22 @@ def check_value(host: str, name: str, value: Any, where: str) -> None:
     Raises:
         ConfigError: says what is expected.
     """
-    if host == "trl" and name in TRL_VALUES:
-        if value not in TRL_VALUES[name]:
-            nearest = did_you_mean(str(value), map(str, TRL_VALUES[name]))
-            raise ConfigError(f"{where} = {value!r} is not a value that {HOSTS['trl'].titled} accepts. {nearest}")
+    host_facts = facts(host)
+    texts = host_facts.get("values", {}).get(name)
+    if texts is not None:
+        if value not in texts:
+            nearest = did_you_mean(str(value), map(str, texts))
+            raise ConfigError(f"{where} = {value!r} is not a value that {HOSTS[host].titled} accepts. {nearest}")
         return
-    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
-    defaults = {**defaults_of(host), **facts(host).get("recorded", {})}
+    defaults = {**defaults_of(host), **host_facts.get("recorded", {})}
     if name not in defaults:
         raise ConfigError(f"{where} is not a setting that decides the loss of {HOSTS[host].name}.")
     default = defaults[name]
-    allowed, called = kinds.get(type(default), ((numbers.Real,), "a number"))
     if value is None and (default is None or name in ("clip_ratio_low", "clip_ratio_high", "max_completion_length")):
         return
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise ConfigError(f"{where} = {value!r}, expected {called}.")
-    if name in facts(host).get("steps", {}) and (value < 1 if isinstance(value, int) else isinstance(value, float)):
+    kinds: Mapping[type, tuple[type, str]] = {bool: (bool, "true or false"), str: (str, "text")}
+    kind, title = kinds.get(type(default), (numbers.Real, "a number"))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{where} = {value!r}, expected {title}.")
+    if name in host_facts.get("steps", {}) and (value < 1 if isinstance(value, int) else isinstance(value, float)):
         raise ConfigError(f"{where} = {value!r}, expected a whole number of at least 1.")

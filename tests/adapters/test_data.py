@@ -177,7 +177,9 @@ def test_two_ranks_are_one(ranks: list[list[int]]) -> None:
 
 
 def test_every_other_method_is_refused_by_name() -> None:
-    refused = [(own, what) for several in EXAMPLES.values() for own in several if (what := HOST.refuses(own)) is not None]
+    refused = [
+        (own, what) for several in EXAMPLES.values() for own in several if (what := HOST.refuses(own)) is not None
+    ]
     assert {what for _, what in refused} >= set(HOST.refused.values()) - {HOST.refused["unclipped"]}
     for method, what in refused:
         with pytest.raises(ConfigError, match=re.escape(f"'{method.name}' asks for {what}")):
