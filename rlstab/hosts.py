@@ -68,8 +68,8 @@ class Host:
             name.
         spared: when the evidence of a step costs no forward pass although a method reads it.
         sees: what of an optimizer step a method sees.
-        refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step`` is for decisions and
-            a state over the optimizer step.
+        refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step``: decisions and a
+            state over the optimizer step.
         refusal: the error for a method that asks for one of these, with ``{name}`` and ``{reason}``.
         mean: the method that takes the mean which the host takes anyway.
         section: the host's name for the settings that an objective needs.

@@ -177,20 +177,19 @@ class DataLevel:
         for batch in batches:
             layout_of(batch)  # refuses a batch without (B, T) shape
         plan = make_plan(self.objective, batches, self.state, comm)
-        masks = [self._mask(part) for part in plan.parts]
+        masks = []
+        for part in plan.parts:
+            keep, batch = part.terms.keep, part.batch
+            if keep is None or self.loss.mean.counts == "response":
+                masks.append(torch.ones_like(batch.sequence, dtype=torch.bool))
+            else:  # a response that lost all tokens keeps them
+                masks.append(keep | batch.spread(batch.sequence_total(keep) == 0))
         counted = [counts(part.batch, mask).cpu() for part, mask in zip(plan.parts, masks, strict=True)]
         tokens, sequences = comm.sum(torch.stack([torch.zeros(2, dtype=torch.float64), *counted]).sum(0)).tolist()
         parts = [self._given(part, mask, plan, tokens, sequences) for part, mask in zip(plan.parts, masks, strict=True)]
         report = _report(self.objective, plan, comm)
         self.state = plan.state
         return DataStep(parts, plan, report)
-
-    def _mask(self, part: Part) -> Tensor:
-        """``(n,)`` bool: the kept tokens, and all tokens of a response that lost all."""
-        keep, batch = part.terms.keep, part.batch
-        if keep is None or self.loss.mean.counts == "response":
-            return torch.ones_like(batch.sequence, dtype=torch.bool)
-        return keep | batch.spread(batch.sequence_total(keep) == 0)
 
     def _given(self, part: Part, mask: Tensor, plan: Plan, tokens: float, sequences: float) -> DataPart:
         """The advantages with which the loss of the host is that of the objective."""

@@ -19,7 +19,7 @@ from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_objective import deviations_of
 from rlstab.adapters.training import Given, plan_step
-from rlstab.adapters.trl.forward import forward_for, provided_by
+from rlstab.adapters.trl.heads import forward_for, provided_by
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
 from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report

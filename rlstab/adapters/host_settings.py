@@ -50,6 +50,31 @@ def misfits(
     return wrong, write
 
 
+def misfit_lines(
+    section: str,
+    get: Callable[[str], Any],
+    defaults: Mapping[str, Any],
+    wanted: Mapping[str, HostSetting],
+    instead: Mapping[str, str] | None = None,
+) -> list[str]:
+    """A line for each setting in a section that does not fit, with what to write.
+
+    Args:
+        section: the host's name for it.
+        get: the value of a setting.
+        defaults: of settings that the objective replaces.
+        wanted: the other settings that it needs.
+        instead: by setting, what to write in the objective; other defaults are not compared. None compares all.
+    """
+    hints = {} if instead is None else {name: f", and in the objective: {hint}" for name, hint in instead.items()}
+    compared = defaults if instead is None else {name: defaults[name] for name in instead}
+    wrong, write = misfits(get, compared, wanted)
+    return [
+        f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hints.get(name, '')}."
+        for sentence, (name, value) in zip(wrong, write.items(), strict=True)
+    ]
+
+
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
     """Refuse an objective that excludes the host's correction for the sampler.
 
@@ -104,9 +129,14 @@ def _misfits(config: Any, objective: Composition, *, derived: bool = False) -> t
     if derived or not config.use_vllm:
         settings.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
     wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings)
-    for sentence, replacements in (_windows(config), _optimizer(config)):
-        wrong += [sentence] if sentence else []
+    sentence, replacements = _windows(config)
+    if sentence:
+        wrong.append(sentence)
         write |= replacements
+    optimizer = str(getattr(config.optim, "value", config.optim))
+    if any(word in optimizer for word in _STEPS_EARLY):
+        wrong.append(f"optim = {optimizer!r} steps inside the backward pass: none can be refused")
+        write["optim"] = "adamw_torch"
     return wrong, write
 
 
@@ -126,13 +156,6 @@ def _windows(config: Any) -> tuple[str, dict[str, Any]]:
         f"num_iterations={config.num_iterations}",
         {"steps_per_generation": multiple, "generation_batch_size": None},
     )
-
-
-def _optimizer(config: Any) -> tuple[str, dict[str, Any]]:
-    optimizer = str(getattr(config.optim, "value", config.optim))
-    if not any(word in optimizer for word in _STEPS_EARLY):
-        return "", {}
-    return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
 
 
 def check_windows(config: Any) -> None:
@@ -158,16 +181,10 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
     Raises:
         ConfigError: names every setting that does not fit, and what to write instead.
     """
-    host_facts, lines = facts("verl"), list[str]()
+    host_facts = facts("verl")
     get: Callable[..., Any] = {**VERL_LOSS, **actor}.get
-    for section, replacements, settings in (
-        (_ACTOR, host_facts["instead"], verl_settings(objective)),
-        (f"{_ACTOR}.policy_loss", host_facts["instead_of_policy_loss"], {}),
-    ):
-        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in replacements}, settings)
-        for sentence, (name, value) in zip(wrong, write.items(), strict=True):
-            hint = f", and in the objective: {replacements[name]}" if name in replacements else ""
-            lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
+    lines = misfit_lines(_ACTOR, get, VERL_LOSS, verl_settings(objective), host_facts["instead"])
+    lines += misfit_lines(f"{_ACTOR}.policy_loss", get, VERL_LOSS, {}, host_facts["instead_of_policy_loss"])
     engine = get("strategy", ENGINES[0])
     if engine not in ENGINES:
         lines.append(f"{_ACTOR}.strategy = {engine!r}: the adapter supports only FSDP. Write {_ACTOR}.strategy=fsdp2.")
