@@ -58,7 +58,7 @@ class Host:
 
     Attributes:
         key: its name in ``rlstab check --host``; also that of its package, unless it is ``data_level``.
-        name: of the trainer.
+        name: what the trainer is called.
         gives: signals of the evidence in addition to log-probs, their old values and advantages.
         live: outputs of the live policy that can be differentiated in addition to the log-probs.
         release: that the adapter supports.

@@ -136,7 +136,7 @@ class DataLevel:
         state: to continue from; None is the initial one.
 
     Attributes:
-        objective: as a composition.
+        objective: the composition of all that was given.
         loss: the settings that the policy loss of the host needs.
         state: before the next optimizer step; :func:`rlstab.core.saved_state.dump_state` writes it.
 

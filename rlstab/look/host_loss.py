@@ -157,7 +157,7 @@ class LossVerdict:
     """The finding about the loss.
 
     Attributes:
-        name: of the trainer's formula, or None.
+        name: what the trainer calls its formula, or None.
         agrees: whether the loss is that formula; None if nothing could be compared.
         error: largest difference, as a share of the largest coefficient or of the mass of the loss; NaN if nothing
             could be compared.

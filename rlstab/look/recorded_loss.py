@@ -43,13 +43,13 @@ class Formula:
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
             (``response``), or responses times a constant (``length``). All but ``step`` and ``rank`` are averaged over
             the micro-batches of a rank.
-        low, high: of the clip range, from ``1 - low`` to ``1 + high``.
+        low, high: the clip range is from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
         beta: coefficient of the KL term.
-        estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
-            policies.
+        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed``
+            exchanges the two policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
             geometric mean over all of its tokens, including those that do not count in the loss.
@@ -77,13 +77,13 @@ class Loss:
 
     Attributes:
         objective: its methods; None if no methods have its settings.
-        formula: of the host, which is the loss exactly; None if the objective is evaluated instead.
-        state, scope: of the objective.
+        formula: the host's, which is the loss exactly; None if the objective is evaluated instead.
+        state, scope: what the objective is planned with.
         scale: the loss is this multiple of the formula, or of the objective.
         by_gradient: only the gradient of the objective is that of the loss, not its value.
         nearly: a sentence for each way in which the objective differs from the loss.
         unloaded: user-defined methods for which what they did stands in.
-        settings: of the host, by its names.
+        settings: the host's, by its names.
         with_empty: whether responses without tokens count in a mean over responses, as in TRL.
     """
 

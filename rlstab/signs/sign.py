@@ -34,7 +34,7 @@ class Metric:
 
     Attributes:
         name: its name.
-        steps, values: as logged; finite.
+        steps, values: what was logged; finite.
     """
 
     name: str
@@ -124,8 +124,8 @@ class Detector:
     """How a sign is found.
 
     Attributes:
-        name: of the function that judges.
-        title: of the sign.
+        name: the function that judges.
+        title: what the sign is called.
         definition: when it is present.
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
