@@ -76,7 +76,7 @@ class Top:
 
     Attributes:
         step, response: index of the step in the dump and of the response in its step.
-        share: its share of the gradient.
+        share: of the gradient.
         tokens: ``T`` signed shares; 0 on tokens that do not count in the loss.
         did: by action, such as ``s2t: dropped``, the tokens that it affected.
         ratio, weight: ``T`` each, of the loss; None on tokens that do not count, or whose ratio is unknown.
@@ -97,10 +97,10 @@ class Alternative:
 
     Attributes:
         objective: after the change.
-        name: the method, correction or preset.
+        name: of the method, correction or preset.
         acts_on: a key of :data:`ACTS_ON`, ``preset`` or ``run``.
         joins: ``added``, or ``in place of`` what it excludes.
-        keys: the methods that were added.
+        keys: of the methods that were added.
         state: after the steps so far.
         turns: by step, the angle to the gradient of the run, degrees.
         lengths: by step, the length of the gradient, where that of the run is 1.
@@ -167,7 +167,7 @@ class Alternatives:
         rows: those of methods, by group and turn.
         presets: whole objectives in place of the run's own, the nearest first.
         left_out: by name, why it could not be tried.
-        numbers: the optimizer steps that were examined.
+        numbers: of the optimizer steps that were examined.
         told: what is not exact about the objective of the run.
         members: its methods.
     """

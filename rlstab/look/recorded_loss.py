@@ -214,7 +214,7 @@ _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
 
 def _formula(methods: Methods, config: Any, tokens: float) -> Formula | None:
     """The formula of the methods that TRL's loss is made of; None if it lacks one of them, or a method a setting."""
-    values = {"mean": "part" if config.loss_type == "bnpo" else "step", "tokens": tokens}
+    values: dict[str, Any] = {"mean": "part" if config.loss_type == "bnpo" else "step", "tokens": tokens}
     values["length"] = config.max_completion_length or math.nan
     for method in methods:
         names, constants = _FIELDS.get(method["name"], ({"": ""}, {}))

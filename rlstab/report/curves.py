@@ -124,7 +124,7 @@ class Panels:
         learning: the choices that the learning curves begin with, the usual ones first.
         trajectory: whether both entropy and reward are present.
         gradients: norms.
-        shares: curves that are shares of the tokens in the update.
+        shares: of the tokens that took part in the update.
         own: by method, the metrics that only it logs.
     """
 

@@ -34,7 +34,7 @@ class Metric:
 
     Attributes:
         name: its name.
-        steps, values: what was logged; finite.
+        steps, values: as logged; finite.
     """
 
     name: str
