@@ -105,7 +105,7 @@ def _methods(host: str, settings: Mapping[str, Any]) -> Methods:
 
     Args:
         host: ``trl`` or ``verl``.
-        settings: of the host, with those that the table has in addition.
+        settings: those of the host, and those that the table has in addition.
 
     Raises:
         ConfigError: no method has the value of a setting.
@@ -130,7 +130,7 @@ def deviations_of(config: Any) -> list[str]:
         config: a ``GRPOConfig``, or an object with its attributes.
 
     Raises:
-        ConfigError: see :func:`objective_of`.
+        ConfigError: see :func:`check_trl_values`.
     """
     check_trl_values(config)
     kind, quantile = config.loss_type, config.top_entropy_quantile < 1
