@@ -50,31 +50,6 @@ def misfits(
     return wrong, write
 
 
-def misfit_lines(
-    section: str,
-    get: Callable[[str], Any],
-    defaults: Mapping[str, Any],
-    wanted: Mapping[str, HostSetting],
-    instead: Mapping[str, str] | None = None,
-) -> list[str]:
-    """A line for each setting in a section that does not fit, with what to write.
-
-    Args:
-        section: the host's name for it.
-        get: the value of a setting.
-        defaults: of settings that the objective replaces.
-        wanted: the other settings that it needs.
-        instead: by setting, what to write in the objective; other defaults are not compared. None compares all.
-    """
-    hints = {} if instead is None else {name: f", and in the objective: {hint}" for name, hint in instead.items()}
-    compared = defaults if instead is None else {name: defaults[name] for name in instead}
-    wrong, write = misfits(get, compared, wanted)
-    return [
-        f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hints.get(name, '')}."
-        for sentence, (name, value) in zip(wrong, write.items(), strict=True)
-    ]
-
-
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
     """Refuse an objective that excludes the host's correction for the sampler.
 
@@ -181,10 +156,16 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
     Raises:
         ConfigError: names every setting that does not fit, and what to write instead.
     """
-    host_facts = facts("verl")
+    host_facts, lines = facts("verl"), list[str]()
     get: Callable[..., Any] = {**VERL_LOSS, **actor}.get
-    lines = misfit_lines(_ACTOR, get, VERL_LOSS, verl_settings(objective), host_facts["instead"])
-    lines += misfit_lines(f"{_ACTOR}.policy_loss", get, VERL_LOSS, {}, host_facts["instead_of_policy_loss"])
+    for section, replacements, settings in (
+        (_ACTOR, host_facts["instead"], verl_settings(objective)),
+        (f"{_ACTOR}.policy_loss", host_facts["instead_of_policy_loss"], {}),
+    ):
+        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in replacements}, settings)
+        for sentence, (name, value) in zip(wrong, write.items(), strict=True):
+            hint = f", and in the objective: {replacements[name]}" if name in replacements else ""
+            lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
     engine = get("strategy", ENGINES[0])
     if engine not in ENGINES:
         lines.append(f"{_ACTOR}.strategy = {engine!r}: the adapter supports only FSDP. Write {_ACTOR}.strategy=fsdp2.")

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
-from rlstab.adapters.host_settings import misfit_lines
+from rlstab.adapters.host_settings import misfits
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
+from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -61,12 +62,11 @@ def register(objective: Given, config: Any) -> None:
     chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
     algorithm = config.trainer.algorithm
-    lines = misfit_lines(
-        "trainer.algorithm",
-        lambda name: attrgetter(name)(algorithm),
-        defaults=facts("skyrl")["loss"],
-        wanted=skyrl_settings(chosen),
-    )
+    wrong, write = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
+    lines = [
+        f"trainer.algorithm.{sentence}. Write trainer.algorithm.{name}={flow(value)}."
+        for sentence, (name, value) in zip(wrong, write.items(), strict=True)
+    ]
     if config.trainer.strategy != "fsdp":
         lines.append(f"trainer.strategy = {config.trainer.strategy!r}: the adapter supports only FSDP. Write fsdp.")
     if lines:
