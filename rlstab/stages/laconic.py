@@ -6,9 +6,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range, check_order
-from rlstab.core.stats import Mean, Settled, Stat
+from rlstab import Mean, Range, Settled, Stat, State
+from rlstab.core.method_settings import check_order
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 

@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
-from rlstab.core.metadata import About, IdleSign, NoOpAt
+from rlstab.core.metadata import IdleSign
 from rlstab.core.method_settings import check_order
 
 

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import NOTHING, About, Mean, NoOpAt, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.method_settings import check_order
 
 #: Distance of a token from the sampler, by the log-ratio.

@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.zoo.teacher_gap import teacher_gap
 
 

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import torch
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp
-from rlstab.core.metadata import About, NoOpAt
 from rlstab.zoo.teacher_gap import teacher_gap
 
 

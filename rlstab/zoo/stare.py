@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, IdleSign, NoOpAt
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import IdleSign
 from rlstab.core.method_settings import check_order
 
 
