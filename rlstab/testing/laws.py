@@ -40,7 +40,7 @@ from rlstab.testing.agreement import (
 from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
-from rlstab.testing.run import Parts, RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.run import Outcome, Parts, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, large_step, make_step
 from rlstab.testing.tolerances import REORDERED, SINGLE
 from rlstab.testing.watch import ReadOnly, Shared, Wide
@@ -143,14 +143,15 @@ def law(*sets: list[Law], **options: Any) -> Callable[[Any], Any]:
 DROPPING, WEIGHING = RandomMask(share=0.4, sign="all", seed=3), SignWeights(positive=2.0)
 
 
-def check_finite(outcome: RunOutcome, where: str = "") -> None:
+def check_finite(outcome: Outcome, where: str = "") -> None:
     """Require that an outcome, its metrics and its state are finite numbers.
 
     Raises:
         BrokenLaw: names the first that is not.
     """
     metrics = ((f"the metric '{name}'", mean.value) for name, mean in outcome.report.items() if float(mean.count))
-    for name, value in (*outcome.values, *metrics, *leaves_of(outcome.state)):
+    results = ("the loss", outcome.loss), *outcome.shared.items(), *outcome.results.items()
+    for name, value in (*results, *metrics, *leaves_of(outcome.state)):
         values = torch.as_tensor(value).detach() if isinstance(value, int | float | Tensor) else torch.zeros(0)
         if not bool(values.isfinite().all()):
             raise BrokenLaw(
@@ -423,13 +424,13 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------------
 
 
-@law(LAWS, large=True)
-def permutation(method: TokenObjective, trial: Trial) -> None:
-    """Tokens and sequences in another order: the same loss, gradients permuted."""
-    moved, order = trial.first.laid_out(trial.seed).shuffled(trial.seed)
-    outcome, other = trial.whole(method), run_whole(method, moved)
-    outcome = replace(outcome, gradients={name: gradient[order] for name, gradient in outcome.gradients.items()})
-    outcome.require_same("in another order of tokens and sequences", other, REORDERED)
+@law(LAWS, STAGE_LAWS, large=True)
+def permutation(method: Method[Any], trial: Trial) -> None:
+    """Tokens and sequences, or responses and groups, in another order: the same, permuted."""
+    for item, state, outcome in trial.run(method):
+        moved, order = item.laid_out(trial.seed).shuffled(trial.seed)
+        permuted = outcome.each(lambda values, order=order: values[order])
+        permuted.require_same("in another order", run_whole(method, moved, state), REORDERED)
 
 
 @law(LAWS)
@@ -439,9 +440,7 @@ def replication(method: TokenObjective, trial: Trial) -> None:
     settled, doubled = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
     if list(_order_statistics(settled)) != list(_order_statistics(doubled)):
         raise NotApplicable("the order statistics of these optimizer steps change if every value occurs twice")
-    double = run_whole(method, double_step)
-    for name, gradient in double.gradients.items():
-        double.gradients[name] = gradient.view(2, -1).sum(0)
+    double = run_whole(method, double_step).each(lambda gradient: gradient.view(2, -1).sum(0))
     trial.whole(method).require_same("with every sequence twice", double, REORDERED)
 
 
@@ -473,7 +472,7 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
         for name, gradient in gradients.items():
             if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
                 raise BrokenLaw(f"the live '{name}' has a gradient outside `plan.live_rows`.")
-        outcomes.append(StepOutcome(out.loss.item(), gradients, report=RunningMeans(out.report)))
+        outcomes.append(Outcome(gradients, {}, out.loss.item(), RunningMeans(out.report)))
     for other in outcomes[1:]:
         outcomes[0].require_same("with other live outputs outside `plan.live_rows`", other, 0.0)
 
@@ -498,8 +497,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
         narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
-        narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
-        narrow.require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
+        narrow.each(Tensor.double).require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
 
 
 @law(LAWS)
