@@ -7,7 +7,6 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Mean, Range, Settled, Stat, State
-from rlstab.core.method_settings import check_order
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 
@@ -98,6 +97,7 @@ class Laconic(RewardShaper):
     """
 
     name = "laconic"
+    ascending = (("floor", "ceiling"),)
 
     budget: Annotated[float, Range(gt=0)]
     step: Annotated[float, Range(ge=0)] = 0.002
@@ -105,9 +105,6 @@ class Laconic(RewardShaper):
     ceiling: Annotated[float, Range(ge=0)] = 0.1
     most: Annotated[float, Range(ge=0)] = 0.4
     cut: Annotated[float, Range(ge=0)] = 0.1
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "floor", "ceiling")
 
     def init_state(self) -> State:
         return {"multiplier": float(self.floor)}
