@@ -111,22 +111,14 @@ class Rollout:
         return replace(self, responses=self.responses.select(order), slots=self.slots[order]), order
 
     @property
-    def ids(self) -> Tensor:
-        """``(2 S,)`` those of responses, then of groups."""
-        return torch.cat([self.responses.sequence_ids, self.responses.group_ids])
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """``(S,)`` those of responses, and those of groups."""
+        return self.responses.sequence_ids, self.responses.group_ids
 
-    def relabelled(self) -> Rollout:
-        """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
-
-        Ids of groups and sequences are even and odd, and so large that they collide as float32 and as int32.
-        """
-        responses = self.responses
-        noise = uniform(3, responses.group_ids).mul(10).long()
-        return self._with(
-            prompt_ids=PROMPTS - 1 - responses.prompt_ids,
-            group_ids=2**40 - 11 * responses.group_ids - noise,
-            sequence_ids=2**45 - 11 * (responses.sequence_ids // 6) - 2**32 * (responses.sequence_ids % 6 // 3),
-        )
+    def relabelled(self, sequence_ids: Tensor, group_ids: Tensor) -> Rollout:
+        """The same responses under other ids, and of prompts in the opposite order."""
+        prompt_ids = PROMPTS - 1 - self.responses.prompt_ids
+        return self._with(prompt_ids=prompt_ids, group_ids=group_ids, sequence_ids=sequence_ids)
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and without evidence that distinguishes them."""

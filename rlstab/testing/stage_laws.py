@@ -24,7 +24,7 @@ from rlstab.testing.laws import (
     unread_in,
     untouched,
 )
-from rlstab.testing.relabel import same_draws
+from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.rollouts import Rollout, make_rollout
 from rlstab.testing.run import act, choose, run_parts, run_whole
 from rlstab.testing.tolerances import REORDERED
@@ -68,10 +68,10 @@ def identity(stage: Stage, trial: Trial) -> None:
             alone = run_parts(stage, rollout, [[group]], state)
             members = rollout.responses.group == group
             alone.require_results("without other groups and with them", outcome, REORDERED, members)
-        relabelled = rollout.relabelled()
-        with same_draws(relabelled.ids, rollout.ids):
-            other = run_whole(stage, relabelled, state)
-        outcome.require_results("under other ids", other, REORDERED)
+        for description, relabelled in relabellings(rollout):
+            with same_draws(relabelled, rollout):
+                other = run_whole(stage, relabelled, state)
+            outcome.require_results(f"under {description}", other, REORDERED)
 
 
 @law(STAGE_LAWS)
