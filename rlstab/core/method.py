@@ -33,6 +33,7 @@ class Method(Spelled, ABC, Generic[Batch]):
     Attributes:
         name: the name in YAML and in metrics.
         about: what it says about itself.
+        needs: signals of the evidence that it reads.
         ascending: names of settings of which none may be less than the one before.
     """
 
@@ -98,12 +99,7 @@ class Method(Spelled, ABC, Generic[Batch]):
         reads_drift: Any
         ascending: Any
     else:
-        ascending = ()
-
-        @property
-        def needs(self) -> Set[str]:
-            """Signals of the evidence that it reads."""
-            return frozenset()
+        needs, ascending = frozenset(), ()
 
     def init_state(self) -> State:
         """The first state; its keys are those of every later one."""

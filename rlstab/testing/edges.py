@@ -140,7 +140,7 @@ def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extre
     """
     step = make_step("mixed", RICH, 2, number, extra, extreme=extreme)
     spread = random.Random(1).sample(edges, len(edges))
-    return step if extreme else sharpened(step, number, spread[number % count(edges) :: count(edges)])
+    return step if extreme else sharpened(step, number, spread[number % count(edges) :: count(edges)], alike=1.0)
 
 
 #: Lengths of the responses of a rich step.
@@ -154,7 +154,7 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = ()) -> Step:
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, alike: float = 0.6) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
@@ -163,6 +163,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = ()) -> Step:
         edges: to put tokens on, each on one as far as there are tokens with an advantage, and the others just next to
             one. Without any, ratios stay moderate too: a threshold and its value may fall on different sides in another
             precision, and what is small vanishes there.
+        alike: the chance that most tokens are copies of a few.
     """
     if not len(step):
         return step
@@ -172,7 +173,8 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = ()) -> Step:
     rows: dict[int, list[int]] = {}
     for token, row in enumerate(step.sequence.tolist()):
         rows.setdefault(row, []).append(token)
-    _make_alike(draw, columns, rows)
+    if draw.random() < alike:
+        _make_alike(draw, columns, rows)
     far = 6.9 if edges else 0.9
     for token in range(len(step)):
         if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
