@@ -57,7 +57,6 @@ class TokenObjective(Method[TokenBatch]):
     _acts_by = "terms"
 
     if not TYPE_CHECKING:  # see Method
-
         live_needs = writes = frozenset()
         excludes, signal_options = {}, {}
 

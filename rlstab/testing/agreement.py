@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.objective import State
+from rlstab import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.testing import tolerances
 

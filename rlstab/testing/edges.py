@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab import TokenObjective
 from rlstab.core.batch import MARKS
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
-from rlstab.core.objective import TokenObjective
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 

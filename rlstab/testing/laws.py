@@ -10,23 +10,20 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rlstab import Plan, PolicyOutputs, Settled, State, Threshold, TokenObjective, compose, make_plan, observe, within
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import LocalComm
-from rlstab.core.compose import compose, observe, walk, within
+from rlstab.core.compose import walk
 from rlstab.core.loss import loss_of_part
 from rlstab.core.method import Method, measure_all
 from rlstab.core.metrics import RunningMeans
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import Plan, make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled, Threshold
 from rlstab.errors import OutOfRange
 from rlstab.testing.agreement import (
     BrokenLaw,
@@ -171,10 +168,13 @@ def check_reads(method: Method[Any], trial: Trial) -> None:
         try:
             less = run_whole(method, bare, state)
         except Exception as error:  # missing evidence may be None, from which user code may raise anything
-            missing = sorted(item.evidence.keys() - bare.evidence.keys())
-            read = [name for name in missing if not _runs(method, item.without(name), state)]
+            read = item.evidence.keys() - bare.evidence.keys()
+            for name in sorted(read):
+                with suppress(Exception):
+                    run_whole(method, item.without(name), state)
+                    read -= {name}
             raise BrokenLaw(
-                f"it reads what it does not declare. Add {' and '.join(map(repr, read)) or 'it'} to `needs` or "
+                f"it reads what it does not declare. Add {' and '.join(map(repr, sorted(read))) or 'it'} to `needs` or "
                 f"`live_needs`: {type(error).__name__}: {error}"
             ) from error
         _own(less).require_same("without, and with, evidence that it does not declare", _own(outcome), 0.0)
@@ -184,14 +184,6 @@ def _own(outcome: Any) -> Any:
     """The outcome without the metrics that rlstab itself computes from entropies."""
     report = {name: mean for name, mean in outcome.report.items() if not name.startswith("tokens/entropy")}
     return replace(outcome, report=RunningMeans(report))
-
-
-def _runs(method: Method[Any], item: Any, state: State) -> bool:
-    try:
-        run_whole(method, item, state)
-    except Exception:
-        return False
-    return True
 
 
 def unread_in(method: Method[Any], chain: Iterable[Any]) -> set[str]:

@@ -11,13 +11,10 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from rlstab import PolicyOutputs, Settled, State, TokenObjective, make_plan
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.method import Method, State, measure_all
+from rlstab.core.method import Method, measure_all
 from rlstab.core.metrics import RunningMeans
-from rlstab.core.objective import TokenObjective
-from rlstab.core.plan import make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing.agreement import BrokenLaw, same_state

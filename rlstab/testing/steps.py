@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS, TokenBatch
-from rlstab.core.objective import TokenObjective
+from rlstab import TokenBatch, TokenObjective
+from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS
 
 #: The advantages of some kinds.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {

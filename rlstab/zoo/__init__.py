@@ -5,7 +5,7 @@ from rlstab.core.registry import Registry, modules_of
 
 #: The shipped methods: every module but those that several methods share.
 METHODS: Registry[TokenObjective] = Registry(
-    modules_of(__name__, "anchored", "covariant", "divided_mask", "response_ratio", "teacher_gap")
+    modules_of(__name__, "anchored", "covariant", "divided_mask", "response_ratio")
 )
 
 #: The names that `rlstab` exports.

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class OPD(TokenObjective):
@@ -101,6 +100,6 @@ class OPD(TokenObjective):
     alone: bool = False
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        gap = teacher_gap(batch)
+        gap = batch.signal("teacher_logprobs") - batch.old_logprobs
         bonus = self.coefficient * gap
         return Terms(bonus=bonus - batch.advantages if self.alone else bonus, report={"gap": Mean.of(gap)})
