@@ -26,7 +26,7 @@ def relabellings(item: Any) -> Iterator[tuple[str, Any]]:
     sequences, groups = (ids.unique(return_inverse=True)[1] for ids in item.ids)
     for description, make in _IDS.items():
         relabelled = make(torch.cat([sequences, groups + len(sequences)]))
-        yield description, item.relabelled(*relabelled.split(len(sequences)))
+        yield description, item.relabelled(*relabelled.tensor_split([len(sequences)]))
 
 
 @contextmanager
