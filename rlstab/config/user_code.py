@@ -32,6 +32,10 @@ _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[
 _PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference|teacher)|adapter\.path|task\.(path|eval_path))")
 
 
+#: By file of code: itself and the files that it imports or would import, as they were when it was searched.
+_IMPORTS: dict[Path, dict[Path, tuple[int, int] | None]] = {}
+
+
 def is_user_code(name: object) -> bool:
     """Whether a text names an object in a .py file."""
     return isinstance(name, str) and _IN_FILE.fullmatch(name) is not None
@@ -125,11 +129,23 @@ def _sum_of_file(path: Path, size: int, modified: int) -> str:
 
 def _imported(path: Path) -> list[Path]:
     """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count."""
-    finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
-    with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
-        finder.run_script(str(path))
-    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
-    return sorted(Path(file) for file in imported if file and Path(file) != path)
+    before = _IMPORTS.get(path)  # to search takes longer than a small step, and a run asks at each checkpoint
+    if before is None or before != {file: _modified(file) for file in before}:
+        finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
+        with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
+            finder.run_script(str(path))
+        imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+        elsewhere = (name.replace(".", "/") for name in finder.badmodules if name != "rlstab")  # or to be written
+        missing = (path.parent / f"{name}{end}" for name in elsewhere for end in (".py", "/__init__.py"))
+        files = path, *(Path(file) for file in imported if file), *missing
+        _IMPORTS[path] = {file: _modified(file) for file in files}
+    return sorted(file for file, modified in _IMPORTS[path].items() if modified and file != path)
+
+
+def _modified(path: Path) -> tuple[int, int] | None:
+    """Size and time of a file, or None without one."""
+    stat = path.stat() if is_file(path) else None
+    return stat and (stat.st_size, stat.st_mtime_ns)
 
 
 def portable(data: Any) -> Any:

@@ -102,9 +102,9 @@ def _cuts(blocks: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return first, second, 1 / np.sqrt(1 / (second - first) + 1 / (blocks - second))
 
 
-def _moves(blocks: NDArray[np.float64], count: int) -> NDArray[Any]:
-    """The weighed rise at each cut; (..., blocks) to (..., cuts)."""
-    first, second, weights = _cuts(blocks.shape[-1], count)
+def _moves(blocks: NDArray[np.float64], count: int, chosen: Any = slice(None)) -> NDArray[Any]:
+    """The weighed rise at each of the chosen cuts; (..., blocks) to (..., cuts)."""
+    first, second, weights = (column[chosen] for column in _cuts(blocks.shape[-1], count))
     sums = np.concatenate([np.zeros((*blocks.shape[:-1], 1)), np.cumsum(blocks, axis=-1)], axis=-1)
     before = (sums[..., second] - sums[..., first]) / (second - first)
     after = (sums[..., -1:] - sums[..., second]) / (blocks.shape[-1] - second)
@@ -129,12 +129,12 @@ def _by_order(values: NDArray[np.float64], blocks: int) -> float:
     for size, from_start in ((blocks, False), (min(count, MOST_BLOCKS), True)):
         chosen = (_cuts(size, count)[0] == 0) == from_start
         means = _means(values, size)
-        compared.append((means, chosen, _moves(means, count)[chosen].max() * (1 - 1e-9)))
+        compared.append((means, chosen, _moves(means, count, chosen).max() * (1 - 1e-9)))
     reached = np.zeros(2, np.int64)
     for start in range(0, ORDERS, CHUNK):
         for index, (means, chosen, move) in enumerate(compared):
             orders = _orders(len(means))[start : start + CHUNK]
-            reached[index] += (_moves(means[orders], count)[:, chosen].max(axis=1) >= move).sum()
+            reached[index] += (_moves(means[orders], count, chosen).max(axis=1) >= move).sum()
         if 2 * (1 + reached.min()) / (1 + ORDERS) > CHANCE:  # however many the others add
             break
     return min(1.0, 2 * float(1 + reached.min()) / (1 + ORDERS))

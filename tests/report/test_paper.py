@@ -18,6 +18,7 @@ from rlstab.report.runs import Loaded
 from tests.report.conftest import curves, record, rewards
 
 pytest.importorskip("matplotlib")
+from rlstab.report import paper
 from rlstab.report.paper import write_paper
 
 HOSTILE = r"a_b & 50% #1 $x$ {y} \input{z} ~^ <|> 方法 ё"
@@ -47,8 +48,18 @@ def size(svg: Path) -> tuple[float, float]:
     return width, height
 
 
-def test_the_files_of_a_paper_have_the_numbers_of_the_comparison(tmp_path: Path) -> None:
-    comparison = of(lossy())
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return of(lossy())
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds, and does not decide which files may be replaced."""
+    monkeypatch.setattr(paper, "_figures", lambda _, width: [("curve.svg", width.encode())])
+
+
+def test_the_files_of_a_paper_have_the_numbers_of_the_comparison(comparison: Comparison, tmp_path: Path) -> None:
     written = write_paper(comparison, tmp_path / "p", "rlstab report x", "column")
     figures = {f"{name}.{kind}" for name in ("curve", "differences", "survival") for kind in ("svg", "pdf")}
     assert {path.name for path in written} == {"runs.csv", "numbers.csv", "table.tex", "rlstab-report.json"} | figures
@@ -74,58 +85,56 @@ def test_the_files_of_a_paper_have_the_numbers_of_the_comparison(tmp_path: Path)
     assert about["command"] == "rlstab report x"
     assert {"rlstab", "numpy", "scipy", "matplotlib"} == about["versions"].keys()
     assert about["settings"]["default dapo seed 2"]["optimisation"]["lr"] == 2e-4
+    first = {path.name: path.read_bytes() for path in written}
+    write_paper(comparison, tmp_path / "p", "rlstab report x", "column")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "p").iterdir()} == first
 
 
-def test_figures_have_the_width_of_a_column_or_a_page_and_show_every_seed(tmp_path: Path) -> None:
-    for width, inches in (("column", 3.3), ("page", 6.9)):
-        write_paper(of(lossy()), tmp_path / width, "", width)
-        for svg in (tmp_path / width).glob("*.svg"):
-            assert size(svg)[0] == pytest.approx(inches, abs=0.01)
-            assert 0.8 < size(svg)[1] < 4
-    lines = re.findall(r'<path d="[^"]*" clip-path', (tmp_path / "column/curve.svg").read_text())
+def test_figures_have_the_width_that_is_asked_for_and_show_every_seed(comparison: Comparison, tmp_path: Path) -> None:
+    write_paper(comparison, tmp_path, "", "page")
+    for svg in tmp_path.glob("*.svg"):
+        assert size(svg)[0] == pytest.approx(6.9, abs=0.01)
+        assert 0.8 < size(svg)[1] < 4
+    lines = re.findall(r'<path d="[^"]*" clip-path', (tmp_path / "curve.svg").read_text())
     assert len(lines) == 16 + 2  # a line for each seed, and the means of two methods
-    for pdf in (tmp_path / "page").glob("*.pdf"):
+    for pdf in tmp_path.glob("*.pdf"):
         assert pdf.read_bytes().startswith(b"%PDF-")
         assert b"/FontFile2" in pdf.read_bytes() or b"/Type42" in pdf.read_bytes()  # no Type 3 fonts
 
 
-def test_the_same_runs_give_the_same_files_and_no_other_file_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_no_file_of_anybody_else_is_replaced(comparison: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "p"
-    write_paper(of(lossy()), out, "rlstab report x", "column")
-    first = {path.name: path.read_bytes() for path in out.iterdir()}
-    write_paper(of(lossy()), out, "rlstab report x", "column")
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
-    write_paper(of(lossy()), out, "rlstab report x", "page")  # its own files may change
+    write_paper(comparison, out, "rlstab report x", "column")
+    write_paper(comparison, out, "rlstab report x", "page")  # its own files may change
     (out / "table.tex").write_text("edited by hand")
     (out / "notes.txt").write_text("the user's")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(ReportError, match=r"table\.tex exists, is not as rlstab wrote it, and stays so"):
-        write_paper(of(lossy()), out, "rlstab report x", "column")
+        write_paper(comparison, out, "rlstab report x", "column")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     other = tmp_path / "other"
     other.mkdir()
     (other / "curve.svg").write_text("<svg/>")
     with pytest.raises(ReportError, match=r"curve\.svg exists"):
-        write_paper(of(lossy()), other, "rlstab report x", "column")
+        write_paper(comparison, other, "rlstab report x", "column")
     assert [path.name for path in other.iterdir()] == ["curve.svg"]
     (other / "curve.svg").rename(other / "rlstab-report.json")
     with pytest.raises(ReportError, match=r"rlstab-report\.json exists"):
-        write_paper(of(lossy()), other, "rlstab report x", "column")
+        write_paper(comparison, other, "rlstab report x", "column")
 
 
-def test_a_sweep_several_settings_and_names_of_any_letters(swept: Comparison, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_sweep_and_several_settings(swept: Comparison, tmp_path: Path) -> None:
     names = {path.name for path in write_paper(swept, tmp_path / "s", "", "column")}
     assert {"sweep-1.svg", "curve-1.svg", "curve-3.pdf", "differences-2.svg", "survival-3.svg"} <= names
     assert "survival-1.svg" not in names  # nothing was lost there
     drawn = (tmp_path / "s/sweep-1.svg").read_text()
     assert "<!-- 2e-4 -->" in drawn
     assert "mathdefault" not in drawn
-    write_paper(of(lossy(HOSTILE)), tmp_path / "h", "", "page")
-    tex = (tmp_path / "h/table.tex").read_text()
-    assert r"a\_b \& 50\% \#1 \$x\$ \{y\} \textbackslash{}input\{z\}" in tex
-    assert r"$<$$|$$>$ U+65B9U+6CD5 U+0451" in tex
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_line_writes_a_paper_and_nothing_else(
     bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,18 +147,22 @@ def test_the_command_line_writes_a_paper_and_nothing_else(
     assert main(["report", str(bench), "--paper", str(tmp_path / "p")]) == 2
 
 
-def test_a_run_of_nothing_but_nan_is_drawn(tmp_path: Path) -> None:
+def test_names_of_any_letters_and_runs_of_nothing_but_nan(tmp_path: Path) -> None:
     runs = [
         record(
             {"reward/mean": [np.nan] * 60, **{"tokens/entropy": curves(60, seed)["tokens/entropy"]}},
             method=name,
             seed=seed,
         )
-        for name in ("grpo", "dapo")
+        for name in ("grpo", HOSTILE)
         for seed in range(3)
     ]
     written = {path.name for path in write_paper(of(runs), tmp_path, "", "column")}
     assert {"curve.svg", "survival.svg", "table.tex"} <= written
+    assert size(tmp_path / "curve.svg")[0] == pytest.approx(3.3, abs=0.01)
+    tex = (tmp_path / "table.tex").read_text()
+    assert r"a\_b \& 50\% \#1 \$x\$ \{y\} \textbackslash{}input\{z\}" in tex
+    assert r"$<$$|$$>$ U+65B9U+6CD5 U+0451" in tex
 
 
 @pytest.mark.slow
