@@ -296,8 +296,8 @@ def _evidence(
     def numbers(*shape: int) -> Tensor:
         return torch.rand(rows, *shape, generator=rng, dtype=torch.float64)
 
-    own = [name for name in needs if of_tokens(name) and name not in SIGNALS]
-    step = make_step("mixed", lengths.tolist(), 1, int(torch.randint(2**31, (), generator=rng)), own)
+    signals = [name for name in needs if of_tokens(name) and name not in SIGNALS]
+    step = make_step("mixed", lengths.tolist(), 1, int(torch.randint(2**31, (), generator=rng)), signals)
     block = step.position * BLOCKS // limit
     tokens = {**step.evidence, "truncated": (~ended)[step.sequence], "turn": block}
 

@@ -65,9 +65,9 @@ def identity(stage: Stage, trial: Trial) -> None:
         raise NotApplicable("what it does depends on the numbers of prompts")
     for rollout, state, outcome in trial.run(stage):
         for group in () if measures else rollout.units:
-            alone = run_parts(stage, rollout, [[group]], state)
+            outcome_of_group = run_parts(stage, rollout, [[group]], state)
             members = rollout.responses.group == group
-            alone.require_results("without other groups and with them", outcome, REORDERED, members)
+            outcome_of_group.require_results("without other groups and with them", outcome, REORDERED, members)
         for description, relabelled in relabellings(rollout):
             with same_draws(relabelled, rollout):
                 other = run_whole(stage, relabelled, state)
