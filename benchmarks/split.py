@@ -18,6 +18,7 @@ from rich.table import Table
 from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective, TopEntropyMask, compose, make_plan
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
+from rlstab.models.decoding import Decoder
 from rlstab.models.policy import load_policy
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
@@ -38,7 +39,7 @@ def rollout() -> tuple[Rollout, torch.Tensor]:
     policy, task = load_policy("countdown-tiny"), Countdown()
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
     asked, settings = ResponseBatch.of(torch.zeros(128), limit=24), RolloutSettings()
-    (drawn,) = sample(policy, examples, asked, settings, seed=0, needs={"entropies"})
+    (drawn,) = sample(Decoder(policy, settings, 0, ["entropies", "logprobs"]), examples, asked)
     rewards = score(task, examples, [policy.decode(answer) for answer in drawn.answers()]).rewards
     return drawn, grpo(rewards, torch.arange(128) // 8)
 

@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(train, "run file", "run")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
-    train.add_argument("--timeout", type=float, metavar="SECONDS", help="longest silence of a process (1800)")
+    train.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest silence (1800)")
 
     init = command(_init, "write a run file to start from, with a comment on every setting")
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
@@ -273,13 +273,12 @@ def _train(options: argparse.Namespace) -> None:
     require("train", "rlstab train")
     from accelerate import PartialState
 
-    from rlstab.train.loop import TIMEOUT, Stopped, train
+    from rlstab.train.loop import Stopped, train
 
-    if options.timeout is not None and not 0 < options.timeout <= 1e9:
+    if not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
-    timeout = TIMEOUT if options.timeout is None else timedelta(seconds=options.timeout)
     try:
-        train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
+        train(run, resume=options.resume, overwrite=options.overwrite, timeout=timedelta(seconds=options.timeout))
     except Stopped as stop:
         stop.args = (f"{stop}. Continue with: {shlex.join(['rlstab', 'train', *_again(options), '--resume'])}",)
         raise

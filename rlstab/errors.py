@@ -6,6 +6,7 @@ A message names who raises it, what is wrong and who is involved, and ends with 
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -126,3 +127,9 @@ def reason(error: Exception) -> str:
     """The message of the system or of Python about a file, in one line; the class of the error if it has none."""
     system = getattr(error, "strerror", None)
     return str(system).lower() if system else str(error).partition("\n")[0] or type(error).__name__
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code: ``ended with code 1``, ``was ended by SIGKILL``."""
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended with code {code}" if code >= 0 else f"was ended by {names.get(-code, f'signal {-code}')}"

@@ -97,6 +97,12 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
+def checksum_of_file(path: Path) -> str:
+    """Hexadecimal digits of the SHA-256 of a file of any size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 _modules: dict[tuple[Path, str], ModuleType] = {}
 
 

@@ -209,7 +209,7 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
 
 #: A response is truncated if its last token is not an EOS; no host grows branches; turns follow from the mask of tools.
 _GIVES = SIGNAL_NAMES - {"logprobs", "log_support_mass"}
-_GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn"}
+_GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn", "turn_reward"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 
@@ -232,7 +232,7 @@ HOSTS: Mapping[str, Host] = {
     "verl": _host("verl", verl_settings),
     "skyrl": _host(
         *("skyrl", skyrl_settings),
-        gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch"}),
+        gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch", "turn"}),
         live=frozenset(),
     ),
     "tinker": _host("tinker", lambda objective: {}, gives=frozenset(SIGNALS), live=frozenset()),

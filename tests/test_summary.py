@@ -5,9 +5,7 @@ import math
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
-from rlstab.progress import TIMED, TimeLeft
 from rlstab.summary import start_and_end, summary
 from rlstab.train.tracking import ProgressBar
 
@@ -62,16 +60,3 @@ def test_the_bar_keeps_count_and_reward_on_every_terminal(width: int, total: int
     assert "…" not in line
     assert width < 80 or "held-out 0.300" in line
     assert width < 120 or "grad 1.000" in line
-
-
-def test_the_time_left_is_a_guess_and_not_shown_before_there_is_one() -> None:
-    now = 0.0
-    bar = Progress(TimeLeft(), get_time=lambda: now)
-    task = bar.add_task("", total=100)
-    column = bar.columns[0]
-    assert isinstance(column, TimeLeft)
-    for step in range(1, 12):
-        now = float(step)
-        bar.update(task, completed=step)
-        assert (column.render(bar.tasks[0]).plain == "") == (now < TIMED)
-    assert column.render(bar.tasks[0]).plain == "about 01:29"

@@ -23,6 +23,7 @@ from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
+from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError
 from rlstab.hosts import Host, measures
 
@@ -30,7 +31,7 @@ from rlstab.hosts import Host, measures
 HOST = Host(
     "prime_rl",
     "prime-rl",
-    gives=frozenset({"ref_logprobs", "rollout_logprobs"}),
+    gives=frozenset({"ref_logprobs", "rollout_logprobs", "turn"}),
     release="0.8.0",
     how={"ref_logprobs": "choose an algorithm with a reference model (opd, opsd)"},
 )
@@ -83,6 +84,7 @@ def loss(inputs: Any, *, objective: Any) -> Any:
         logprobs=live.detach()[None],
         extra={_WEIGHT: (torch.ones_like(live) if weights is None else weights).detach()[None]},
         sequence_ids=_identity(sampled),
+        turn=turns_of(inputs.loss_mask[None]),
         **{name: values[None] for name, values in signals.items() if values is not None},
     )
     plan = make_plan(chosen(json.dumps(objective)), [batch])

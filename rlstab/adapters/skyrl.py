@@ -29,6 +29,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
+from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, HostError
 from rlstab.extras import require
 from rlstab.hosts import adapted, facts, skyrl_settings
@@ -139,6 +140,7 @@ class PolicyLoss(HostTraining):
         signals, unscored = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
             signals |= _evidence(worker, columns, width)
+        signals |= {"turn": turns_of(mask)} if "turn" in needs else {}
         rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
         prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
         batch = TokenBatch.from_padded(

@@ -29,6 +29,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
 from rlstab.core.objective import State
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.turns import turns_of
 from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
 from rlstab.files import replace_file
 from rlstab.hosts import adapted
@@ -44,8 +45,8 @@ class TinkerLoss(HostTraining):
     """A function for ``forward_backward_custom`` where the SDK takes all fields of a ``Datum``; one per optimizer step.
 
     Each ``Datum`` has ``(N,)`` fields: ``target_tokens``; ``mask``, 1 on tokens that the policy sampled;
-    ``advantages``; ``logprobs`` of the sampler; signals that the objective reads by their names; and ``old_logprobs``
-    if the ratio is not to divide by the sampler's.
+    ``advantages``; ``logprobs`` of the sampler; signals that the objective reads by their names, where ``turn``
+    otherwise follows from ``mask``; and ``old_logprobs`` if the ratio is not to divide by the sampler's.
 
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition.
@@ -217,6 +218,7 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
             columns[name] = _column(name, rows, data)
         elif name in _FIELDS:
             raise MissingSignal(f"a Datum has no '{name}'. {capital(adapted('tinker').cure(name))}.")
+    columns = {"turn": turns_of(columns["mask"])} | columns
     old = columns.get("old_logprobs", columns["logprobs"])
     names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
     names["rollout_logprobs"] = "logprobs"

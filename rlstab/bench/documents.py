@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from functools import reduce
+from operator import getitem
+from typing import Literal
 
 from rlstab.config.document import Document, Keys
 from rlstab.core.method_settings import check_choices
@@ -11,10 +13,7 @@ from rlstab.core.method_settings import check_choices
 
 def part(document: Document, path: Keys) -> Document:
     """The value at a position as a separate document."""
-    data = document.data
-    for step in path:
-        data = data[step]
-    depth = len(path)
+    data, depth = reduce(getitem, path, document.data), len(path)
     marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == path}
     return Document(data, document.name, marks)
 
@@ -50,7 +49,9 @@ def ablations(
     check_choices(ablations, mode=mode)
     items: dict[str, Document] = {}
     for index, item in enumerate(document.data["stack"]):
-        name, path = _label(item), ("stack", index)
+        # mistakes in the item are found when it is loaded
+        name = str(item.get("preset", item.get("name")) if isinstance(item, Mapping) else item)
+        path = "stack", index
         if name in items:
             raise document.error(path, f"two methods of the stack are called '{name}'. Remove one of them.")
         items[name] = part(document, path)
@@ -68,10 +69,3 @@ def ablations(
             parts = [base] if base else []
             objectives[label] = joined([*parts, *(item for name, item in items.items() if name in names)])
     return objectives
-
-
-def _label(item: Any) -> str:
-    """The name of an item of the stack; mistakes in the item are found when it is loaded."""
-    if isinstance(item, Mapping):
-        item = item.get("preset", item.get("name"))
-    return str(item)

@@ -22,8 +22,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,13 +76,9 @@ class BenchFile(Settings):
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
-    workers: Count | None = Field(
-        None, description="runs at a time, one thread each; null is one per CPU, and with a command one"
-    )
+    workers: Count | None = Field(None, description="runs at a time; null is one per CPU, and with a command one")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
-    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
-        None, description="runs to make of the stack; null makes both kinds"
-    )
+    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="of the stack; null: both")
     collapse: CollapseRule | None = Field(
         None, description="when the report calls a run lost, such as {below: 0.5, of: peak}; null is its own definition"
     )
@@ -206,7 +203,26 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     if file.command is not None:
         keys = set().union(*settings.values(), *(method.set for method in methods.values()))
         template = template_of(document, file.command, file.config, keys, folder)
-    loaded = _load_all(document, base, template, methods, settings)
+    loaded: dict[tuple[str, str], RunConfig | Launch] = {}  # every run without its seed
+    mistakes: dict[str, list[str]] = {}  # all are reported at once
+    for setting, method in product(settings, methods):
+        try:
+            run = _document(document, base, method, methods[method], settings[setting])
+            if template is not None:
+                loaded[setting, method] = launch_of(template, document, run, setting, method)
+                continue
+            config = loaded[setting, method] = build_run(run)
+            require_loadable(config.task)
+            require_functions(config.reward)
+        except RlstabError as error:
+            for text in mistakes_of(error):
+                mistakes.setdefault(text, []).append(f"{setting}/{method}")
+    if mistakes:
+        combinations = len(methods) * len(settings)
+        lines = [
+            text if len(names) == combinations else f"{text}\n  in {few(names)}" for text, names in mistakes.items()
+        ]
+        raise ConfigError("\n".join(lines))
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
         BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
@@ -224,7 +240,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers, notes = file.workers or (1 if template else _processors()), tuple(_alike(methods, settings, loaded))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers, notes = file.workers or (1 if template else processors), tuple(_alike(methods, settings, loaded))
     return Bench(file.model_copy(update=resolved), out_folder, out is not None, document.name, workers, runs, notes)
 
 
@@ -348,35 +365,6 @@ def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, 
     return tuple(seeds)
 
 
-def _load_all(
-    document: Document,
-    base: Document,
-    template: Launch | None,
-    methods: Mapping[str, _Method],
-    settings: Mapping[str, Mapping[str, Document]],
-) -> dict[tuple[str, str], RunConfig | Launch]:
-    """Every run without its seed; all mistakes are reported at once."""
-    loaded: dict[tuple[str, str], RunConfig | Launch] = {}
-    problems: dict[str, list[str]] = {}
-    for setting, values in settings.items():
-        for name, method in methods.items():
-            try:
-                run = _document(document, base, name, method, values)
-                if template is not None:
-                    loaded[setting, name] = launch_of(template, document, run, setting, name)
-                    continue
-                config = loaded[setting, name] = build_run(run)
-                require_loadable(config.task)
-                require_functions(config.reward)
-            except RlstabError as error:
-                for text in mistakes_of(error):
-                    problems.setdefault(text, []).append(f"{setting}/{name}")
-    if problems:
-        combinations = len(methods) * len(settings)
-        raise ConfigError("\n".join(_told(text, places, combinations) for text, places in problems.items()))
-    return loaded
-
-
 def _document(
     document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
 ) -> Document:
@@ -394,17 +382,12 @@ def _document(
 def _scaled(document: Document, run: Document, key: str, factor: float, keys: Keys) -> Document:
     """The run with one of its numbers scaled; a number in the key is an index in a list, such as a stage's."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
-    value: Any = run.data
+    value, data = None, copy.deepcopy(run.data)
     with suppress(KeyError, IndexError, TypeError):
-        for step in path:
-            value = value[step]
+        value = part(run, path).data
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise document.error(keys, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
-    scaled = factor * value
-    data = copy.deepcopy(run.data)
-    container = data
-    for step in path[:-1]:
-        container = container[step]
+    scaled, container = factor * value, reduce(getitem, path[:-1], data)
     container[path[-1]] = int(scaled) if isinstance(value, int) and scaled.is_integer() else scaled
     return Document(data, run.name, run.marks)
 
@@ -431,10 +414,6 @@ def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _told(problem: str, runs: list[str], combinations: int) -> str:
-    return problem if len(runs) == combinations else f"{problem}\n  in {few(runs)}"
-
-
 def few(names: Sequence[str]) -> str:
     """The first names, and the number of others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -451,7 +430,3 @@ def _placed(run: RunConfig | Launch, folder: Path, seed: int) -> RunConfig | Lau
     if "checkpoint_every" not in run.tracking.model_fields_set:
         changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
     return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

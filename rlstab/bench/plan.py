@@ -75,10 +75,11 @@ def changed_beside(bench: Bench, runs: Sequence[BenchRun]) -> list[BenchRun]:
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
     status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
-    same_settings = record.get("run_hash") == run.hash
+    same_settings, settings = record.get("run_hash") == run.hash, _settings(run.folder)
     if status != "finished" and not records and not resumable:  # it holds nothing to keep
         return "failed" if status == "failed" and same_settings and not retry else "anew"
-    same_settings = same_settings or _hash(run.folder) == run.hash
+    if not same_settings and settings:  # releases have computed the hash in different ways
+        same_settings = settings_hash(settings, read_json(run.folder / ABOUT).get("code") or {}) == run.hash
     if not same_settings:
         retries = status == "failed" and retry and not resumable
         return "anew" if overwrite or retries else "changed"
@@ -90,12 +91,6 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     if status == "failed" and not retry:
         return "failed"
     return "resumed" if resumable else "anew"
-
-
-def _hash(folder: Path) -> str | None:
-    """The hash of the run in a folder, from its settings: releases have computed it in different ways."""
-    settings = _settings(folder)
-    return settings_hash(settings, read_json(folder / ABOUT).get("code") or {}) if settings else None
 
 
 def _settings(folder: Path) -> dict[str, Any]:

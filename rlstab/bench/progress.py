@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -10,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from rlstab.bench.file import BenchRun
-from rlstab.bench.record import read_record
+from rlstab.bench.record import read_record, tail
 from rlstab.console import say
-from rlstab.progress import PERIOD, TimeLeft
 from rlstab.run_files import METRICS
 from rlstab.safe_read import read_object
 
 #: Number of rollouts over which shown values are averaged; a single one says little.
 WIDTH = 10
-#: Bytes at the end of ``metrics.jsonl`` that are read during a run.
-TAIL = 200_000
 #: The shown values of a run: name, metric, and number of averaged records.
 _SHOWN = (("reward", "reward/mean", WIDTH), ("held out", "eval/mean", 1))
 
@@ -39,8 +35,8 @@ class Screen(Progress):
     def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
         self._total, self._ended, self._made, self._start = len(runs), len(runs) - len(queue), 0, time.monotonic()
         # runs rarely end: the remaining time is estimated from rollouts, over some minutes
-        columns, shown = (BarColumn(), MofNCompleteColumn(), "rollouts", TimeLeft()), console.is_terminal
-        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=PERIOD)
+        columns, shown = (BarColumn(), MofNCompleteColumn(), "rollouts", TimeRemainingColumn()), console.is_terminal
+        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=3600)
         self._to_make, self._running = sum(run.rollouts for run in queue), list[BenchRun]()
         self._all = self.add_task("", total=self._to_make)
 
@@ -72,7 +68,10 @@ class Screen(Progress):
         cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
         elapsed = time.monotonic() - self._start
         left = timedelta(seconds=round(elapsed * (self._to_make / self._finished_rollouts() - 1)))
-        values = [f"{name} {value:.3f}" for name, value in _measured(last_records(run.folder)).items()]
+        records, values = last_records(run.folder), list[str]()
+        for name, metric, number in _SHOWN:
+            measured = [record[metric] for record in records if isinstance(record.get(metric), int | float)][-number:]
+            values += [f"{name} {sum(measured) / len(measured):.3f}"] if measured else []
         return self.say(
             f"{count} {run.name}  {', '.join([*values, cost])}{f', about {left} left' * (self._ended < self._total)}"
         )
@@ -80,19 +79,5 @@ class Screen(Progress):
 
 def last_records(folder: Path) -> list[dict[str, Any]]:
     """Records in the last bytes of a run's metrics, without lines that are cut off or still being written."""
-    try:
-        with (folder / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().splitlines()
-    except OSError:  # the run has not begun to write
-        return []
-    return [record for record in map(read_object, lines) if isinstance(record.get("rollout"), int)]
-
-
-def _measured(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The shown values, as far as measured."""
-    numbers = {
-        name: [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]
-        for name, metric, count in _SHOWN
-    }
-    return {name: sum(values) / len(values) for name, values in numbers.items() if values}
+    records = map(read_object, tail(folder / METRICS).splitlines())
+    return [record for record in records if isinstance(record.get("rollout"), int)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ FILE = "bench.json"
 
 #: Lines of an error that are kept.
 LINES = 12
+
+#: Bytes at the end of a log, or of metrics, that are read.
+TAIL = 200_000
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -28,9 +32,22 @@ def write_record(folder: Path, values: Mapping[str, Any]) -> None:
 
 def record_failure(folder: Path, log: Path, ending: str) -> None:
     """Record that a run ended without recording it itself, with the last lines of a log."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    error = last_lines(f"{text.rstrip()}\n{ending}")
-    update_record(folder, status="failed", error=error, seconds=None, cpu_seconds=None)
+    update_record(folder, status="failed", error=end_of(log, ending), seconds=None, cpu_seconds=None)
+
+
+def tail(path: Path) -> bytes:
+    """The last bytes of a file; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def end_of(log: Path, ending: str) -> str:
+    """The last lines of a log, and how the process that wrote it ended."""
+    return last_lines(f"{tail(log).decode('utf-8', errors='replace').rstrip()}\n{ending}")
 
 
 def last_lines(text: str) -> str:

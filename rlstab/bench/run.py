@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import filelock
 import torch
@@ -28,13 +28,13 @@ from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import changed_beside, chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, record_failure, write_record
-from rlstab.bench.worker import LOG, ORDER, QUEUED, how
+from rlstab.bench.worker import LOG, ORDER, QUEUED
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal, say
 from rlstab.console import command as shell_command
 from rlstab.core.method_settings import check_choices
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, how_ended
 from rlstab.extras import require
 from rlstab.files import replace_file
 from rlstab.tasks.rewards import require_callable
@@ -92,74 +92,68 @@ def run_bench(
     """
     check_choices(run_bench, launcher=launcher)
     console = console or Terminal(stderr=True)
-    runs = chosen(bench, only)
+    runs, count = chosen(bench, only), workers or bench.workers
+    with _locked(bench.out):
+        owner = read_record(bench.out).get("name", bench.file.name)
+        if owner != bench.file.name:
+            raise ConfigError(
+                f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their "
+                f"runs would be mixed. Give another folder with --out, or call this one '{owner}' too."
+            )
+        plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
+        if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
+            raise ConfigError(
+                f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep "
+                f"them and give another folder with --out."
+            )
+        startable = {*plan["anew"], *plan["resumed"]}
+        queue = [run for run in runs if run in startable]
+        _require_startable(bench, queue)
+        submit: Callable[[Screen], None] | None = None
+        if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
+            submit = _jobs(bench, queue, plan["resumed"], count, launcher)
+        if not bench.again:
+            (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
+        about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
+        about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
+        write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
+        for note in notes_of(bench, plan, unchosen):
+            say(console, f"note: {note}", "yellow")
+        for run in plan["finished"]:
+            if "status" not in read_record(run.folder):  # its record was lost
+                write_record(run.folder, _record(bench, run, "finished"))
+        if launcher == "print":
+            for run in queue:
+                prepare(bench, run, run in plan["resumed"], QUEUED)
+                print(shlex.join([*COMMAND, str(run.folder.absolute())]))
+            return 0
+        try:
+            with Screen(console, runs, queue) as screen:
+                if submit is not None:
+                    submit(screen)
+                else:
+                    _make(bench, queue, plan["resumed"], count, screen)
+        except KeyboardInterrupt:
+            advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
+            command_line = command(bench) + " --launcher slurm" * bool(submit)
+            say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
+            return STOPPED
+        return _conclude(bench, runs, console)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A context in which no other process runs the bench of a folder."""
     try:
-        bench.out.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(bench.out / ".lock", timeout=0):
-            return _run(bench, runs, workers or bench.workers, overwrite, retry, launcher, console)
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / ".lock", timeout=0):
+            yield
     except filelock.Timeout:
-        text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
+        text = f"{folder} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
     except OSError as error:
-        text = f"{bench.out} cannot be written: {error}. Fix that, or give another folder with --out."
+        text = f"{folder} cannot be written: {error}. Fix that, or give another folder with --out."
         raise ConfigError(text) from error
-
-
-def _run(
-    bench: Bench,
-    runs: Sequence[BenchRun],
-    workers: int,
-    overwrite: bool,
-    retry: bool,
-    launcher: Launcher,
-    console: Console,
-) -> int:
-    _require_same_bench(bench)
-    plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
-    if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
-        raise ConfigError(
-            f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
-            f"and give another folder with --out."
-        )
-    startable = {*plan["anew"], *plan["resumed"]}
-    queue = [run for run in runs if run in startable]
-    _require_startable(bench, queue)
-    submit: Callable[[Screen], None] | None = None
-    if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
-        submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
-    _describe(bench)
-    for note in notes_of(bench, plan, unchosen):
-        say(console, f"note: {note}", "yellow")
-    for run in plan["finished"]:
-        if "status" not in read_record(run.folder):  # its record was lost
-            write_record(run.folder, _record(bench, run, "finished"))
-    if launcher == "print":
-        for run in queue:
-            prepare(bench, run, run in plan["resumed"], QUEUED)
-            print(shlex.join([*COMMAND, str(run.folder.absolute())]))
-        return 0
-    try:
-        with Screen(console, runs, queue) as screen:
-            if submit is not None:
-                submit(screen)
-            else:
-                _make(bench, queue, plan["resumed"], workers, screen)
-    except KeyboardInterrupt:
-        advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
-        command_line = command(bench) + " --launcher slurm" * bool(submit)
-        say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}", copied=True)
-        return STOPPED
-    return _conclude(bench, runs, console)
-
-
-def _require_same_bench(bench: Bench) -> None:
-    """Refuse a folder that holds the runs of a bench with another name."""
-    owner = read_record(bench.out).get("name", bench.file.name)
-    if owner != bench.file.name:
-        raise ConfigError(
-            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
-            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
-        )
 
 
 def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:
@@ -239,15 +233,6 @@ def command(bench: Bench, run: BenchRun | None = None) -> str:
     return shlex.join(parts)
 
 
-def _describe(bench: Bench) -> None:
-    """Write ``bench.yaml`` and ``bench.json``."""
-    if not bench.again:
-        (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
-    about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
-    about |= {"collapse": bench.file.collapse.model_dump()} if bench.file.collapse else {}
-    write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
-
-
 def _processor() -> str:
     """The name of the processor and the number of processors."""
     name = platform.processor() or platform.machine()
@@ -261,94 +246,75 @@ def _processor() -> str:
 
 
 class _Worker:
-    """A process that makes one run after another, and is started again if it died.
+    """A process that makes one run after another.
 
     Args:
-        gpu: that it sees, or several with commas between; None for all.
-        env: variables of its runs.
+        log: takes the output of the process itself.
+        env: variables of the process and its runs.
     """
 
-    def __init__(self, gpu: str | None, env: Mapping[str, str]) -> None:
-        self._env = {**env} if gpu is None else {**env, "CUDA_VISIBLE_DEVICES": gpu}
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, log: Path, env: Mapping[str, str]) -> None:
+        with log.open("ab") as file:  # its own session: Ctrl-C is for the parent to decide
+            self.process = subprocess.Popen(
+                COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=file, env=env, start_new_session=True
+            )
+        self.orders, self.answers = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout)
         self.run: BenchRun | None = None
 
     def start(self, run: BenchRun) -> None:
-        """Start an ordered run; output of the process itself goes to the log of its first run."""
+        """Start a run that was prepared."""
         self.run = run
-        if self.process is not None and self.process.poll() is not None:  # it died after its last run
-            self.leave()
-        if self.process is None:
-            env = {**os.environ, **self._env}
-            with (run.folder / LOG).open("ab") as log:  # its own session: Ctrl-C is for the parent to decide
-                self.process = subprocess.Popen(
-                    COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
-                )
-        assert self.process.stdin is not None
         with suppress(OSError):  # it died at once; how it ended says why
-            self.process.stdin.write(json.dumps(str(run.folder.absolute())).encode() + b"\n")
-
-    @property
-    def answers(self) -> IO[bytes]:
-        """The pipe on which it reports the end of a run, or which closes at its own end."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def end(self) -> tuple[BenchRun, int]:
-        """The run that has ended, and the exit code of its process."""
-        assert self.process is not None
-        assert self.run is not None
-        run, self.run = self.run, None
-        line = self.answers.readline()
-        return run, int(line) if line else self.leave()
-
-    def dismiss(self) -> None:
-        """Ask it to end: a worker ends with its standard input, and so does its run."""
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
+            self.orders.write(json.dumps(str(run.folder.absolute())).encode() + b"\n")
 
     def leave(self) -> int:
-        """Dismiss it, kill it if it stays, and return the exit code of its process."""
-        self.dismiss()
-        assert self.process is not None
+        """Ask it to end, kill it if it stays, and return the exit code: it and its run end with its standard input."""
+        self.orders.close()
         try:
             code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             code = self.process.wait()
         self.answers.close()
-        self.process = None
         return code
 
 
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
     """Make runs in their order, ``count`` at a time; however this ends, no worker is left."""
-    workers = [_Worker(_share(bench, index, count), environment(bench)) for index in range(count)]
-    waiting = deque(queue)
+    workers, waiting = dict[int, _Worker](), deque(queue)
+    names = [] if bench.file.command and count == 1 else gpus()
     try:
         while True:
-            for worker in workers:
-                if waiting and worker.run is None:
-                    run = waiting.popleft()
-                    prepare(bench, run, run in resumed)
-                    worker.start(run)
-                    screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
-            busy = {worker.answers: worker for worker in workers if worker.run}
+            for slot in range(count):
+                worker = workers.get(slot)
+                if not waiting or (worker is not None and worker.run is not None):
+                    continue
+                run = waiting.popleft()
+                prepare(bench, run, run in resumed)
+                if worker is None or worker.process.poll() is not None:  # it died after its last run
+                    env = {**os.environ, **environment(bench)}
+                    if names:  # a GPU for a run of one process; a command gets its even share
+                        share = ",".join(names[slot::count] if bench.file.command else [])
+                        env["CUDA_VISIBLE_DEVICES"] = share or names[slot % len(names)]
+                    worker = workers[slot] = _Worker(run.folder / LOG, env)
+                worker.start(run)
+                screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
+            busy = {worker.answers: (worker, worker.run) for worker in workers.values() if worker.run is not None}
             if not busy:
                 return
             ended, _, _ = select.select(busy, [], [], POLL)
-            screen.look([worker.run for worker in busy.values() if worker.run])
-            for worker in (busy[answer] for answer in ended):
-                run, code = worker.end()
+            screen.look([run for _, run in busy.values()])
+            for worker, run in (busy[answers] for answers in ended):
+                line, worker.run = worker.answers.readline(), None
+                code = int(line) if line else worker.leave()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
-                    record_failure(run.folder, run.folder / LOG, f"the worker {how(code)}")
+                    record_failure(run.folder, run.folder / LOG, f"the worker {how_ended(code)}")
                 screen.ended(run)
     finally:
-        started = [worker for worker in workers if worker.process]
-        for act in (_Worker.dismiss, _Worker.leave):  # ask all of them before waiting for the first
-            for worker in started:
-                act(worker)
+        for worker in workers.values():  # ask all of them before waiting for the first
+            worker.orders.close()
+        for worker in workers.values():
+            worker.leave()
 
 
 def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> None:
@@ -372,14 +338,6 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
 def environment(bench: Bench) -> dict[str, str]:
     """The environment of a run; a command has that of the shell."""
     return {} if bench.file.command else ONE_THREAD
-
-
-def _share(bench: Bench, index: int, count: int) -> str | None:
-    """The GPUs of a worker: one of them for a run of one process; a command gets its even share."""
-    names = gpus()
-    if not names or (bench.file.command and count == 1):
-        return None
-    return ",".join(names[index::count] if bench.file.command else []) or names[index % len(names)]
 
 
 def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.bench.record import FILE, last_lines, update_record
-from rlstab.errors import RlstabError
+from rlstab.bench.record import FILE, end_of, last_lines, update_record
+from rlstab.errors import RlstabError, how_ended
 from rlstab.run_files import CHECKPOINTS, OUT
 
 #: File in the folder of a run for its output.
@@ -35,29 +35,11 @@ ORDER = "order.json"
 #: The state of a run that was handed to a scheduler and has not begun.
 QUEUED = "queued"
 
-#: Bytes at the end of a log that are searched for the lines of an error.
-TAIL = 20_000
-
 #: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
 GRACE = 6.0
 
 #: Exit code of a run whose parent is gone.
 ORPHANED = 3
-
-
-class _Clock:
-    """The time that the run took, with earlier attempts; None if unknown."""
-
-    def __init__(self, before: dict[str, float | None], commands: bool) -> None:
-        self._before, self._commands, self._start = before, commands, time.perf_counter()
-
-    def read(self) -> dict[str, float | None]:
-        """``seconds`` of wall time and ``cpu_seconds``, user and system, of this process or of its command."""
-        children = os.times()  # commands that have ended
-        spent = time.process_time() + self._commands * (children.children_user + children.children_system)
-        elapsed = {"seconds": time.perf_counter() - self._start, "cpu_seconds": spent}
-        before = self._before
-        return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in elapsed.items()}
 
 
 def main() -> None:
@@ -113,20 +95,37 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
             earlier attempts.
         alone: whether standard input does not tell when the parent is gone.
     """
-    clock, writing = _Clock(order["spent"], "command" in order), threading.Lock()
+    start, before, writing = time.perf_counter(), order["spent"], threading.Lock()
+    command = _Command(order["command"]) if "command" in order else None
+
+    def note(**values: Any) -> None:
+        """Record values, and the time of the run with earlier attempts: of the wall and of the CPU; None if unknown."""
+        children = os.times()  # commands that have ended
+        cpu = time.process_time() + ("command" in order) * (children.children_user + children.children_system)
+        spent = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu}
+        sums = {name: None if before[name] is None else round(before[name] + new, 3) for name, new in spent.items()}
+        update_record(folder, **values, **sums)
+
+    def leave_with_parent() -> None:
+        os.read(0, 1)  # nothing is sent before the run has ended
+        with writing:
+            if command:
+                command.end()
+            note()
+            os._exit(ORPHANED)
+
     with (folder / LOG).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    command = _Command(order["command"]) if "command" in order else None
     if not alone:
-        threading.Thread(target=_leave_with_parent, args=(folder, clock, writing, command), daemon=True).start()
+        threading.Thread(target=leave_with_parent, daemon=True).start()
     error = command.run(folder / LOG) if command else _train(order["run"], order["resume"])
     if command and command.stopped:
-        update_record(folder, **clock.read())
+        note()
         signal.signal(command.stopped, signal.SIG_DFL)
         os.kill(os.getpid(), command.stopped)
     with writing:
-        update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
+        note(status="failed" if error else "finished", error=error)
         if error is None and not order["keep_checkpoints"] and command is None:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         sys.stdout.flush()
@@ -158,10 +157,7 @@ class _Command:
             self.end()
         if code == 0:
             return None
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            text = file.read().decode("utf-8", errors="replace")
-        return last_lines(f"{text.rstrip()}\nthe command {how(code)}")
+        return end_of(log, f"the command {how_ended(code)}")
 
     def end(self) -> None:
         """Ask it to end, and kill what remains after a while; another thread waits for it."""
@@ -200,30 +196,12 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
         except Stopped as stop:  # its checkpoint stands: the process that started this one sees the signal
             signal.signal(stop.number, signal.SIG_DFL)
             os.kill(os.getpid(), stop.number)
-    except RlstabError as error:
+    except Exception as error:
         traceback.print_exc()
-        return " ".join(f"{type(error).__name__}: {error}".split("\n"))  # of several lines, a table shows the last
-    except Exception:
-        traceback.print_exc()
+        if isinstance(error, RlstabError):  # of several lines, a table shows the last
+            return " ".join(f"{type(error).__name__}: {error}".split("\n"))
         return last_lines(traceback.format_exc())
     return None
-
-
-def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, command: _Command | None) -> None:
-    os.read(0, 1)  # nothing is sent before the run has ended
-    with writing:
-        if command:
-            command.end()
-        update_record(folder, **clock.read())
-        os._exit(ORPHANED)
-
-
-def how(code: int) -> str:
-    """How a process ended, by its exit code."""
-    if code >= 0:
-        return f"ended with code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 if __name__ == "__main__":

@@ -36,8 +36,17 @@ def examples() -> Mapping[str, BundledExample]:
     """The examples that run anywhere, because they need neither a file next to them nor a model to download."""
     bundled = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
     folder = bundled if bundled.is_dir() else _PACKAGE.parent / "examples"
-    read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
-    return {name: example for name, example in read.items() if not _needs_more(example.data)}
+    read = dict[str, BundledExample]()
+    for path in sorted(folder.glob("*.yaml")):
+        data = Document.read(path).data
+        # text that names a file or a model on the hub; the folder in which a run is stored does not count
+        named = {key for key, value in flat(data).items() if isinstance(value, str) and "/" in value}
+        if all({"out", "tracking"} & {*key.split(".")} for key in named):
+            kind: Kind = "objective" if data.keys() == {"objective"} else kind_of_file(data)
+            comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
+            sentence = comment.partition("\n")[0].partition(". ")[0]
+            read[path.stem] = BundledExample(path, kind, sentence.strip().rstrip(".") + ".", data)
+    return read
 
 
 def example(name: str, *kinds: Kind) -> BundledExample:
@@ -55,17 +64,3 @@ def example(name: str, *kinds: Kind) -> BundledExample:
         expected = f" ({' or '.join(kinds)})" if kinds else ""
         raise UnknownName(f"no example{expected} is called '{name}'. {did_you_mean(name, candidates)}")
     return candidates[name]
-
-
-def _read(path: Path) -> BundledExample:
-    data = Document.read(path).data
-    kind: Kind = "objective" if data.keys() == {"objective"} else kind_of_file(data)
-    comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
-    sentence = comment.partition("\n")[0].partition(". ")[0]
-    return BundledExample(path, kind, sentence.strip().rstrip(".") + ".", data)
-
-
-def _needs_more(data: Any) -> bool:
-    """Whether a text names a file or a model on the hub; the folder in which a run is stored does not count."""
-    named = {path for path, value in flat(data).items() if isinstance(value, str) and "/" in value}
-    return not all({"out", "tracking"} & {*path.split(".")} for path in named)

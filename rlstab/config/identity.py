@@ -7,15 +7,13 @@ import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from rlstab.config.document import flat
-from rlstab.config.settings import Mark, Neutral, Resumable, RunSettings
+from rlstab.config.settings import Mark, Neutral, RunSettings
 from rlstab.config.user_code import checksums, portable
-
-_Kind = TypeVar("_Kind", bound=Mark)
 
 
 def run_hash(run: RunSettings) -> str:
@@ -47,35 +45,35 @@ def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
         path: dotted, such as ``optimisation.micro_batch_size``; an item of a list is named by its index or its name.
         values: the settings of the run, by dotted path.
     """
-    return _holds(_mark(path, Neutral), values)
+    return isinstance(_mark(path), Neutral) and _may_differ(path, values)
 
 
 def is_measured(path: str) -> bool:
     """Whether a setting changes only what evaluations measure."""
-    mark = _mark(path, Neutral)
-    return mark is not None and mark.measured
+    mark = _mark(path)
+    return isinstance(mark, Neutral) and mark.measured
 
 
 def change_in_resume(before: Any, after: Any) -> tuple[str, Any, Any] | None:
     """The first setting of a run that a resume may not change and that differs: its path, and both values."""
     old_values, new_values = flat(before), flat(after)
     for path in sorted(old_values.keys() | new_values.keys()):
-        free = is_neutral(path, old_values) or _holds(_mark(path, Resumable), old_values)
-        if old_values.get(path) != new_values.get(path) and not free:
+        if old_values.get(path) != new_values.get(path) and not _may_differ(path, old_values):
             return path, old_values.get(path), new_values.get(path)
     return None
 
 
-def _holds(mark: Mark | None, values: Mapping[str, Any]) -> bool:
+def _may_differ(path: str, values: Mapping[str, Any]) -> bool:
     """Whether a setting has a mark, and the mark holds with the values of the run; a value that is missing fits."""
+    mark = _mark(path)
     return mark is not None and (not mark.where or values.get(*mark.where) == mark.where[1])
 
 
 @cache
-def _mark(path: str, kind: type[_Kind]) -> _Kind | None:
+def _mark(path: str) -> Mark | None:
     """The mark of a setting, or of its section."""
     marks = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
-    return next((mark for mark in reversed(marks) if isinstance(mark, kind)), None)
+    return marks[-1] if marks else None
 
 
 @cache

@@ -42,7 +42,7 @@ from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
-from rlstab.core.method_settings import Setting, settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.errors import ConfigError, Conflict, did_you_mean
@@ -93,14 +93,12 @@ def _listed(data: Any, keys: Keys) -> list[tuple[Any, Keys]]:
 def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
     """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
     fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
-    fields |= {setting.name: (setting.hint, _field(setting)) for setting in settings_of(cls)}
+    for setting in settings_of(cls):
+        bounds = {} if setting.range is None else vars(setting.range)
+        limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+        default = ... if setting.default is MISSING else setting.default
+        fields[setting.name] = setting.hint, Field(default, **limits)
     return create_model(cls.__name__, __base__=Settings, __doc__=docstring(cls).partition("\n")[0], **fields)
-
-
-def _field(setting: Setting) -> Any:
-    bounds = {} if setting.range is None else vars(setting.range)
-    limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
-    return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
 
 
 def _item(document: Document, item: Any, keys: Keys, registry: Registry[Any]) -> Mapping[Any, Any]:
@@ -137,20 +135,18 @@ def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
     """Settings by name, as YAML has them."""
-    return {setting.name: _plain(setting, getattr(method, setting.name)) for setting in settings_of(type(method))}
+    values = {}
+    for setting in settings_of(type(method)):
+        value = values[setting.name] = getattr(method, setting.name)
+        if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
+            values[setting.name] = float(value) + 0.0  # equal numbers look equal: 1 becomes 1.0, and -0.0 becomes 0.0
+    return values
 
 
 def at_defaults(name: str, length: int) -> dict[str, Any]:
     """A shipped method in YAML, with its ``length`` setting if it has one."""
     has_length = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
     return {"name": name} | ({"length": length} if has_length else {})
-
-
-def _plain(setting: Setting, value: Any) -> Any:
-    """A value such that equal numbers look equal: 1 becomes 1.0, and -0.0 becomes 0.0, where a float is expected."""
-    if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
-        return float(value) + 0.0
-    return value
 
 
 # -- objective ---------------------------------------------------------------------------------------------------------

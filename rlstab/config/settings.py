@@ -194,13 +194,14 @@ class ChainSettings(Settings):
 
 
 class LotterySettings(Settings):
-    """A sum, and in a second turn a draw that only chance wins: two turns, of which the second is noise."""
+    """An even number, then a draw that only chance wins: two turns, of which the second is noise."""
 
     name: Literal["lottery"] = "lottery"
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
     seed: Seed = Field(0, description="seed of the problem generator")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
-    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="what a won draw earns; a right sum earns 1")
+    stake: Annotated[float, Field(ge=0, le=1e6)] = Field(4.0, description="a won draw earns it; an even number earns 1")
+    shared: bool = Field(False, description="each turn earns half of the score: nothing says which turn earned it")
 
 
 def _compiles(pattern: str) -> str:
@@ -237,12 +238,8 @@ Variables: TypeAlias = Annotated[
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
-    time_limit: Annotated[Positive, Resumable()] = Field(
-        5.0, description="seconds for a completion; then its reward is 0"
-    )
-    workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(
-        2, description="processes that score, for each that trains"
-    )
+    time_limit: Annotated[Positive, Resumable()] = Field(5.0, description="seconds for a completion; then it gets 0")
+    workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(2, description="scoring processes per trainer")
     memory: Annotated[float, Field(ge=0.25, le=1e6)] = Field(2.0, description="GiB of address space of each of them")
     environment: Variables | None = Field(None, description="names of environment variables that they may read")
 
@@ -270,9 +267,7 @@ class TextSettings(WorkerSettings):
     answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: Template = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
-    too_long: Literal["error", "skip"] = Field(
-        "error", description="a prompt that does not fit the model: refuse the run, or leave the row out"
-    )
+    too_long: Literal["error", "skip"] = Field("error", description="refuse prompts that do not fit, or leave them out")
 
 
 class JsonlSettings(TextSettings):
@@ -398,12 +393,10 @@ class RolloutSettings(Settings):
 
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
-    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(
-        24, description="longest response; then it is cut off"
-    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="tokens of the longest response")
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="draw from the fewest likeliest tokens with this mass, in training"
+        1.0, description="in training, draw from the likeliest of this mass"
     )
     top_k: Every = Field(0, description="draw from so many likeliest tokens, in training; 0 is all")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
@@ -414,9 +407,7 @@ class RolloutSettings(Settings):
     )
     stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
-    chat_template: dict[str, JsonValue] | None = Field(
-        None, description="variables of that template, such as {enable_thinking: false}"
-    )
+    chat_template: dict[str, JsonValue] | None = Field(None, description="variables, such as {enable_thinking: false}")
 
     @model_validator(mode="after")
     def _of_the_template(self) -> RolloutSettings:
@@ -440,29 +431,20 @@ OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class _Schedule(Settings):
-    """A schedule of the learning rate."""
-
-    @property
-    def ends_with_the_run(self) -> bool:
-        """Whether its values depend on how many optimizer steps the run has."""
-        return not str(getattr(self, "name", "")).startswith("constant")
-
-
-class PlainSchedule(_Schedule):
+class PlainSchedule(Settings):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(_Schedule):
+class CosineWithMinLr(Settings):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="final learning rate as a share of lr")
 
 
-class WarmupStableDecay(_Schedule):
+class WarmupStableDecay(Settings):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]
@@ -538,12 +520,8 @@ class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
     name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
-    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field(
-        "fp32", description="fsdp2: dtype of gathered weights in a step"
-    )
-    offload: Annotated[bool, Neutral()] = Field(
-        False, description="fsdp2: shards and the optimizer stay in the host's memory"
-    )
+    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field("fp32", description="fsdp2: dtype of forwards")
+    offload: Annotated[bool, Neutral()] = Field(False, description="fsdp2: shards and moments stay in host memory")
 
     @model_validator(mode="after")
     def _of_shards(self) -> EngineSettings:
@@ -563,9 +541,7 @@ class EvaluationSettings(Settings):
     start: bool = Field(True, description="evaluate before training too")
     sampler: bool = Field(False, description="evaluate the sampler's policy too, where it differs: eval/sampler/...")
     prompts: Annotated[Count, Neutral(measured=True)] = Field(256, description="held-out prompts")
-    samples: Annotated[Count, Neutral(measured=True)] = Field(
-        4, description="responses per prompt for the mean and pass@k"
-    )
+    samples: Annotated[Count, Neutral(measured=True)] = Field(4, description="responses per prompt for mean and pass@k")
     pass_at: tuple[Count, ...] | None = Field(
         None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
     )
@@ -592,9 +568,7 @@ class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
-        (), strict=False, description="trackers that are written next to metrics.jsonl"
-    )
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), strict=False, description="besides metrics.jsonl")
     project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
     keep_checkpoints: Count = Field(2, description="how many newest checkpoints are kept")

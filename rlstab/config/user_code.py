@@ -135,8 +135,8 @@ def _imported(path: Path) -> list[Path]:
         with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
             finder.run_script(str(path))
         imported = (getattr(module, "__file__", None) for module in finder.modules.values())
-        elsewhere = (name.replace(".", "/") for name in finder.badmodules if name != "rlstab")  # or to be written
-        missing = (path.parent / f"{name}{end}" for name in elsewhere for end in (".py", "/__init__.py"))
+        modules = (name.replace(".", "/") for name in finder.badmodules if name != "rlstab")  # not there yet
+        missing = (path.parent / f"{name}{end}" for name in modules for end in (".py", "/__init__.py"))
         files = path, *(Path(file) for file in imported if file), *missing
         _IMPORTS[path] = {file: _modified(file) for file in files}
     return sorted(file for file, modified in _IMPORTS[path].items() if modified and file != path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,9 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last = max(int(steps[-1]) for steps, _ in metrics.values())
     telling = dict.fromkeys(sign["metric"] for sign in signs if sign["metric"] in metrics)
     ordered = [*telling, *(name for name in in_order(set(metrics)) if name not in telling)]
-    moving = [name for name in ordered if name in telling or not _flat(metrics[name][1])]
+    ends = {name: (values.min(), values.max()) for name, (_, values) in metrics.items()}
+    moves = {name for name, (lowest, high) in ends.items() if not high - lowest <= FLAT * max(abs(high), abs(lowest))}
+    moving = [name for name in ordered if name in telling or name in moves]
     flat = [f"{axis(name).title} {setting(float(metrics[name][1][-1]))}" for name in ordered if name not in moving]
 
     def left(step: float) -> float:
@@ -146,10 +149,9 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         flags[-1][1].append(number)
     strips, data = [], {}
     for name in moving[:STRIPS]:
-        steps, values = metrics[name]
-        lowest, high = float(values.min()), float(values.max())
+        (steps, values), (lowest, highest) = metrics[name], map(float, ends[name])
         low = min(0.0, lowest) if axis(name).zero else lowest
-        high = high if high > low else low + 1
+        high = highest if highest > low else low + 1
         strips.append(
             {
                 "metric": name,
@@ -158,7 +160,7 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
                 "raw": _path(steps, values, left, low, high),
                 "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
-                **{"low": low, "high": high, "lowest": lowest, "highest": float(values.max())},
+                **{"low": low, "high": high, "lowest": lowest, "highest": highest},
                 **{"start": float(values[0]), "end": Metric(name, steps, values).end},
             }
         )
@@ -187,10 +189,6 @@ def _running(values: Any) -> Any:
     """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
     ones = np.ones(RUN)
     return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
-
-
-def _flat(values: Any) -> bool:
-    return bool(values.max() - values.min() <= FLAT * max(abs(values.max()), abs(values.min())))
 
 
 def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
@@ -267,15 +265,10 @@ class _Texts:
 
     def __init__(self, steps: Sequence[Step], decode: Decode | None) -> None:
         self.steps, self.decode = steps, decode
-        self.made: dict[tuple[int, int], dict[str, Any]] = {}
+        self.response = cache(self._response)
 
-    def response(self, step: int, response: int) -> dict[str, Any]:
-        """One response."""
-        if (step, response) not in self.made:
-            self.made[step, response] = self._make(self.steps[step], response)
-        return self.made[step, response]
-
-    def _make(self, step: Step, response: int) -> dict[str, Any]:
+    def _response(self, step_index: int, response: int) -> dict[str, Any]:
+        step = self.steps[step_index]
         where = step.row == response
         ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
         tokens = [f" {token_id}" for token_id in ids] if self.decode is None else token_texts(self.decode, ids)
@@ -355,17 +348,18 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
     return context, data
 
 
-def _top(top: Top) -> dict[str, Any]:
-    def numbers(values: Sequence[float | None]) -> list[float | None]:
-        return [None if value is None else round_(value) for value in values[:MOST_TOKENS]]
+def _numbers(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else round_(value) for value in values[:MOST_TOKENS]]
 
+
+def _top(top: Top) -> dict[str, Any]:
     return {
         "response": f"{top.step}-{top.response}",
         "share": round_(top.share),
-        "shares": numbers(top.tokens),
+        "shares": _numbers(top.tokens),
         "did": {name: [token for token in tokens if token < MOST_TOKENS] for name, tokens in top.did.items()},
-        "ratio": numbers(top.ratio),
-        "weight": numbers(top.weight) if any(value not in (1.0, None) for value in top.weight) else None,
+        "ratio": _numbers(top.ratio),
+        "weight": _numbers(top.weight) if any(value not in (1.0, None) for value in top.weight) else None,
     }
 
 

@@ -61,8 +61,8 @@ class Decoder:
     settings: RolloutSettings
     seed: int
     names: list[str]
-    options: Mapping[str, float]
-    greedy: bool
+    options: Mapping[str, float] = field(default_factory=dict)
+    greedy: bool = False
 
     def batch(
         self,
@@ -232,7 +232,7 @@ def require_decoding(
     short = settings.model_copy(update={"max_new_tokens": length, "stop": None, "top_p": 1.0, "top_k": 0})
     try:
         ids, mask = policy.encode(examples, short, begun)
-        decoder, prefixes = Decoder(policy, short, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
+        decoder, prefixes = Decoder(policy, short, 0, ["logprobs"]), [begun[row] for row in prompt.tolist()]
         room = torch.tensor([length - len(tokens) for tokens in prefixes])
         out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, prefixes)
         forward = policy.evidence(out.sequences, {"logprobs"}, 1, temperature=settings.temperature)

@@ -175,26 +175,17 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     Raises:
         ModelError: the adapter does not fit the model, or is of a kind that cannot be trained.
     """
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftConfig, load_peft_weights
 
     base = _checksum(model)
     config: Any
     if settings.path is None:
         targets = list(settings.targets or ())
         _require_modules(model, targets)
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=settings.r,
-            lora_alpha=settings.alpha,
-            target_modules=targets[0] if targets == ["all-linear"] else targets,
-            lora_dropout=0.0,
-        )
-        _inject(
-            model,
-            config,
-            f"model.adapter does not fit '{name}'",
-            "Name linear layers of it in model.adapter.targets, or `all-linear`",
-        )
+        modules, rank = targets[0] if targets == ["all-linear"] else targets, settings.r
+        config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=settings.alpha, target_modules=modules)
+        fix = "Name linear layers of it in model.adapter.targets, or `all-linear`"
+        _inject(model, config, f"model.adapter does not fit '{name}'", fix)
     else:
         before = read_json(from_home(settings.path) / _BASE)
         if before.get("checksum", base) != base:
@@ -203,7 +194,8 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
                 f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
             )
         try:  # a folder, or on the hub
-            config, weights = _read_adapter(str(from_home(settings.path)))
+            path = str(from_home(settings.path))
+            config, weights = PeftConfig.from_pretrained(path), load_peft_weights(path, device="cpu")  # weights_only
         except Exception as error:  # a loader may raise anything
             reason = hub.why_offline() or hub.first_line(error)
             raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
@@ -269,13 +261,6 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
     model.peft_config[name].save_pretrained(str(folder))
     about = {"name": str(model.name_or_path), "checksum": base}
     (folder / _BASE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def _read_adapter(path: str) -> tuple[Any, Mapping[str, Tensor]]:
-    """The configuration and the matrices of an adapter, from safetensors, or by torch.load with weights_only."""
-    from peft import PeftConfig, load_peft_weights
-
-    return PeftConfig.from_pretrained(path), load_peft_weights(path, device="cpu")
 
 
 def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor], path: str, name: str) -> None:

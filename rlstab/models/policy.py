@@ -34,7 +34,6 @@ from rlstab.models.loading import load_model, quiet_transformers, save_adapter, 
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
-from rlstab.signals.divergence import Source
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
 
@@ -208,9 +207,25 @@ class Policy:
             DataError: it cannot be encoded, has no token, has one without an embedding, or leaves no room for the
                 response.
         """
-        tokens, room = self._tokens(example, settings), settings.max_new_tokens
-        vocabulary = vocabulary_size(self.model.config)
+        vocabulary, room = vocabulary_size(self.model.config), settings.max_new_tokens
         label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
+        if example.messages and not settings.chat:
+            raise DataError(f"{label} is a list of messages, which need a chat template. Set rollout.chat to true.")
+        try:
+            if settings.chat:
+                messages = example.messages or (Message("user", example.prompt),)
+                turns = [{"role": message.role, "content": message.content} for message in messages]
+                options: dict[str, Any] = {"add_generation_prompt": True, **(settings.chat_template or {})}
+                ids: Any = self.tokenizer.apply_chat_template(turns, return_dict=False, **options)
+            else:
+                ids = self.tokenizer(example.prompt)["input_ids"]
+            tokens: list[int] = list(ids)
+        except Exception as error:  # tokenizers raise a bare Exception for text outside of their vocabulary
+            cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
+            raise DataError(
+                f"{label} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
+                f"{str(error).split('!')[0]}. {cure}, or take another model."
+            ) from error
         if not tokens:
             raise DataError(f"{label} has no token. Give the task a prompt_template with text.")
         if max(tokens) >= vocabulary:
@@ -237,27 +252,6 @@ class Policy:
         """The tokens of a text inside a response, which nothing begins or ends."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
-        label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
-        if example.messages and not settings.chat:
-            raise DataError(f"{label} is a list of messages, which need a chat template. Set rollout.chat to true.")
-        try:
-            if not settings.chat:
-                return list(self.tokenizer(example.prompt)["input_ids"])
-            messages = example.messages or (Message("user", example.prompt),)
-            turns = [{"role": message.role, "content": message.content} for message in messages]
-            variables: Any = settings.chat_template or {}
-            ids: Any = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, return_dict=False, **variables
-            )
-            return list(ids)
-        except Exception as error:  # tokenizers raise a bare Exception for text outside of their vocabulary
-            cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
-            raise DataError(
-                f"{label} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
-                f"{str(error).split('!')[0]}. {cure}, or take another model."
-            ) from error
-
     def hinted(self, sequences: Sequences, hint: str) -> Sequences:
         """The same responses to prompts that begin with a hint.
 
@@ -266,7 +260,7 @@ class Policy:
         """
         try:
             hinted: Any = self.tokenizer(hint, add_special_tokens=False)["input_ids"]
-        except Exception as error:  # as in _tokens
+        except Exception as error:  # as in tokens
             raise DataError(
                 f"model.teacher_prompt: {hint[:60]!r} cannot be encoded by the tokenizer of "
                 f"'{self.tokenizer.name_or_path}': {str(error).split('!')[0]}. Change it, or take another model."
@@ -284,35 +278,25 @@ class Policy:
         sequences: Sequences,
         index: Tensor,
         *,
-        needs: Set[str],
-        temperature: float,
         options: Mapping[str, float] = MappingProxyType({}),
-        rows: Mapping[str, Tensor] | None = None,
         shared: SharedPrompts | None = None,
-        teacher: Source | None = None,
+        **requested: Any,
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
         They are made from hidden states if :attr:`head` is known, so that no logits are held and tokens without
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
-        once each; see :meth:`shared_prompts`. ``teacher`` has a row for each of these tokens.
+        once each; see :meth:`shared_prompts`. ``requested`` are ``needs``, ``temperature``, ``rows`` and ``teacher`` of
+        :func:`rlstab.signals.token_signals_from_logits`; the last two have a row for each of these tokens.
         """
         values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
         ids, support = (sent(value, self.device) for value in values)
-        arguments: dict[str, Any] = {
-            "temperature": temperature,
-            "needs": needs,
-            "min_p": options.get("min_p"),
-            "support": support,
-            "rows": rows,
-            "check_ids": not self._embeds_the_vocabulary,
-            "teacher": teacher,
-            "beta": options.get("beta", 1.0),
-        }
+        requested |= {"support": support, "check_ids": not self._embeds_the_vocabulary}
+        requested |= {"min_p": options.get("min_p"), "beta": options.get("beta", 1.0)}
         output = self._before_tokens(sequences, index, shared)
         if self.head is None:
-            return token_signals_from_logits(output, ids, **arguments)
-        return self.head.signals(output, ids, self._product_dtype, **arguments)
+            return token_signals_from_logits(output, ids, **requested)
+        return self.head.signals(output, ids, self._product_dtype, **requested)
 
     @torch.no_grad()
     def teacher(self, sequences: Sequences, index: Tensor) -> Teacher:
@@ -321,19 +305,12 @@ class Policy:
         They read the weight of the head where it is, so use them only while the weights are whole.
         """
         assert self.head is not None
-        return self.head.teacher(
-            self._before_tokens(sequences, index, self.shared_prompts(sequences)), self._product_dtype
-        )
+        output = self._before_tokens(sequences, index, self.shared_prompts(sequences))
+        return self.head.teacher(output, self._product_dtype)
 
     @property
     def _product_dtype(self) -> torch.dtype | None:
         return torch.bfloat16 if self.precision == "bf16" else None
-
-    def _before_tokens(self, sequences: Sequences, index: Tensor, shared: SharedPrompts | None) -> Tensor:
-        """``(n, ...)`` outputs of :meth:`_before_each_token` at ``index``."""
-        with self.autocast():
-            output = self._before_each_token(sequences, shared)
-        return output.reshape(-1, output.shape[-1])[sent(index, self.device)]
 
     @torch.no_grad()
     def evidence(
@@ -370,8 +347,8 @@ class Policy:
             evidence["logprobs"] -= evidence["log_support_mass"]
         return evidence
 
-    def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
-        """``(R, T, ...)`` hidden states if :attr:`head` is known, else logits, that predict the response tokens."""
+    def _before_tokens(self, sequences: Sequences, index: Tensor, shared: SharedPrompts | None) -> Tensor:
+        """``(n, ...)`` hidden states if :attr:`head` is known, else logits, that predict the tokens at ``index``."""
         length = sequences.response_ids.shape[1]
 
         def forward(**inputs: Any) -> Tensor:
@@ -382,16 +359,16 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        tensors = sequences.prompt_ids, sequences.prompt_mask, sequences.response_ids, sequences.context
-        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
-        if shared is not None:
-            shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
-            return forward_shared(
-                forward, self.model.config, prompt_ids, prompt_mask, response_ids, response_mask, shared
-            )
-        ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
-        output = forward(input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
-        return output[:, -length - 1 : -1]
+        ids = sent(torch.cat([sequences.prompt_ids, sequences.response_ids], 1), self.device)
+        mask, width = sent(torch.cat([sequences.prompt_mask, sequences.context], 1), self.device), ids.shape[1] - length
+        with self.autocast():
+            if shared is None:
+                inputs = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
+                output = forward(input_ids=ids, use_cache=False, **inputs)[:, -length - 1 : -1]
+            else:
+                shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
+                output = forward_shared(forward, self.model.config, ids, mask, width, shared)
+        return output.reshape(-1, output.shape[-1])[sent(index, self.device)]
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
         """Which prompts of some sequences are worth a shared forward; None if none are, or sharing is not possible.
@@ -520,7 +497,18 @@ def require_prompts(
             f"prompts text and leave `system` out."
         )
     if rollout.chat:
-        _require_template(policy.tokenizer, rollout.chat_template or {})
+        variables, tokenizer = rollout.chat_template or {}, policy.tokenizer
+        template = variables.get("chat_template") or tokenizer.chat_template
+        if template is None:
+            raise ModelError(
+                f"rollout.chat is true, and the tokenizer of '{tokenizer.name_or_path}' has no chat template. Take a "
+                f"model that was trained on chats, or set rollout.chat to false."
+            )
+        for name in sorted(variables.keys() - {*re.findall(r"\w+", str(template)), "chat_template"}):
+            raise ModelError(
+                f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. "
+                f"Correct the name, or leave it out."
+            )
     notes = require_stop_texts(policy.tokenizer, vocabulary_size(policy.model.config), rollout.stop or ())
     sizes = dict[int, Example]()
     skip = getattr(task, "too_long", "error") == "skip"
@@ -544,21 +532,6 @@ def require_prompts(
         task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
         notes.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
     return notes, [sizes[min(sizes)], sizes[max(sizes)]]
-
-
-def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
-    template = variables.get("chat_template") or tokenizer.chat_template
-    if template is None:
-        raise ModelError(
-            f"rollout.chat is true, and the tokenizer of '{tokenizer.name_or_path}' has no chat template. Take a model "
-            f"that was trained on chats, or set rollout.chat to false."
-        )
-    read = {*re.findall(r"\w+", str(template))}
-    for name in sorted(variables.keys() - read - {"chat_template"}):
-        raise ModelError(
-            f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. Correct "
-            f"the name, or leave it out."
-        )
 
 
 def require_saved(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> None:

@@ -88,15 +88,13 @@ class Sampler:
             else:
                 weight.copy_(rounded(weights[name], self.precision if name in narrow else "bf16"))
             if self.weight_noise and weight.ndim >= 2 and not is_of_adapter(name):
-                weight.add_(self.weight_noise * weights[name].std() * self._noise(name, weight))
+                # standard normal numbers that depend only on the seed, of 32 bits, and the name of the weight
+                generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))
+                noise = torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
+                weight.add_(self.weight_noise * weights[name].std() * noise)
         for copied, buffer in zip(self._copy.model.buffers(), policy.model.buffers(), strict=True):
             copied.copy_(buffer)
         return self._copy
-
-    def _noise(self, name: str, weight: Tensor) -> Tensor:
-        """Standard normal numbers that depend only on the seed and the name of the weight."""
-        generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # a seed has 32 bits
-        return torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
 
 
 def _narrow(model: PreTrainedModel) -> set[str]:

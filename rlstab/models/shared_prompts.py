@@ -68,10 +68,9 @@ def position_ids(mask: Tensor) -> Tensor:
 def forward_shared(
     forward: Callable[..., Tensor],
     config: PretrainedConfig,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    response_ids: Tensor,
-    response_mask: Tensor,
+    ids: Tensor,
+    mask: Tensor,
+    width: int,
     shared: SharedPrompts,
 ) -> Tensor:
     """``(R, T, ...)`` outputs of a model at the position before each response token.
@@ -81,37 +80,26 @@ def forward_shared(
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
         config: the configuration of the model.
-        prompt_ids: ``(R, P)`` int64, padded on the left.
-        prompt_mask: ``(R, P)`` bool.
-        response_ids: ``(R, T)`` int64, padded on the right.
-        response_mask: ``(R, T)`` bool.
+        ids: ``(R, P + T)`` int64, prompts that are padded on the left and responses that are padded on the right.
+        mask: ``(R, P + T)`` bool.
+        width: P.
         shared: which rows have the same prompt.
     """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=config)
-    masks = prompt_mask[shared.rows]
-    prompts = forward(
-        input_ids=prompt_ids[shared.rows],
-        attention_mask=masks.long(),
-        position_ids=position_ids(masks),
-        past_key_values=cache,
-        use_cache=True,
-    )
+    of_cache = {"past_key_values": cache, "use_cache": True}
+    prompt_mask = mask[shared.rows, :width]
+    inputs = {"attention_mask": prompt_mask.long(), "position_ids": position_ids(prompt_mask)}
+    prompts = forward(input_ids=ids[shared.rows, :width], **inputs, **of_cache)
     states: list[Any] = cache.layers  # all of one kind, see can_share
     layers = [layer for layer in states if layer.is_initialized]  # a layer that reads the keys of another stays empty
     *tensors, last = _apart([*(tensors for layer in layers for tensors in (layer.keys, layer.values)), prompts[:, -1:]])
     for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
         layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
-    mask = torch.cat([prompt_mask, response_mask], dim=1)
-    responses = forward(
-        input_ids=response_ids,
-        attention_mask=mask.long(),
-        position_ids=position_ids(mask)[:, prompt_ids.shape[1] :],
-        past_key_values=cache,
-        use_cache=True,
-    )
+    inputs = {"attention_mask": mask.long(), "position_ids": position_ids(mask)[:, width:]}
+    responses = forward(input_ids=ids[:, width:], **inputs, **of_cache)
     return torch.cat([last[shared.of], responses[:, :-1]], dim=1)
 
 

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -69,6 +69,7 @@ def digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
+@lru_cache(2)  # the library is that of every page
 def packed(text: str) -> Markup:
     """A text for a page that unpacks it: gzip in base64, a third as long and the same at each call."""
     return Markup(base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode())

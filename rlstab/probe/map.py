@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rlstab.probe.records import Record
 from rlstab.probe.score import Outcomes, Score, score
@@ -126,28 +125,19 @@ class Map:
     @property
     def markdown(self) -> str:
         """A table of doses, of prices and of predictions, a sentence for each row, and what is missing."""
-        tables = {
+        ends = {True: "", False: ", did not hold", None: ", no score"}
+        tables: dict[str, Callable[[MapCell], str]] = {
             "tolerated dose": self.shown,
-            "price": _price,
-            "predicted": self._predicted,
+            "price": lambda cell: NOTHING if isinstance(cell.score, str) else str(cell.score.price),
+            "predicted": lambda cell: f"{cell.prediction}{ends[self.held(cell)]}" if cell.prediction else NOTHING,
         }
         lines = ["# Probes", "", LEGEND, ""]
-        for title, shown in tables.items():
-            lines += [*self._table(title, shown), ""]
+        for title, text in tables.items():
+            rows = [[title, *(column.title for column in self.columns)], ["---"] * (len(self.columns) + 1)]
+            for row, name in self.rows.items():
+                rows.append([name, *(text(self.cells[row, index]) for index in range(len(self.columns)))])
+            lines += [*(f"| {' | '.join(texts)} |" for texts in rows), ""]
         return "\n".join([*lines, *(f"- {text}" for text in (*self.sentences, *self.remarks))]) + "\n"
-
-    def _predicted(self, cell: MapCell) -> str:
-        verdict = {True: "", False: ", did not hold", None: ", no score"}[self.held(cell)]
-        return f"{cell.prediction}{verdict}" if cell.prediction else NOTHING
-
-    def _table(self, title: str, shown: Any) -> list[str]:
-        head = [title, *(column.title for column in self.columns)]
-        body = [
-            [name, *(shown(self.cells[row, index]) for index in range(len(self.columns)))]
-            for row, name in self.rows.items()
-        ]
-        lines = [head, ["---"] * len(head), *body]
-        return [f"| {' | '.join(line)} |" for line in lines]
 
     @property
     def json(self) -> str:
@@ -193,19 +183,18 @@ def draw_map(
         for row in names:
             prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[index]) if by_row["base"] else "the base has no run"
-            pairs = [] if row == "base" else _paired(by_row[row], by_row["base"])
-            acted = sum(value != base for value, base in pairs), len(pairs)
+            base = {} if row == "base" else by_row["base"]
+            differ = [
+                value != base[dose][seed]
+                for dose, seeds in by_row[row].items()
+                for seed, value in seeds.items()
+                if seed in base.get(dose, {})
+            ]
+            acted = sum(differ), len(differ)
             cells[row, index] = MapCell(scored, by_row[row], prediction, row == "base", acted)
     bases = {column.title: cells["base", index].score for index, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
-
-
-def _paired(row: Outcomes, base: Outcomes) -> list[tuple[float, float]]:
-    """Outcomes of the same dose and seed."""
-    return [
-        (value, base[dose][seed]) for dose in row for seed, value in row[dose].items() if seed in base.get(dose, {})
-    ]
 
 
 def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
@@ -225,7 +214,3 @@ def told(relative: float, limit: float) -> str:
         return f"> {limit:.2g}"
     texts = (f"{relative:.{digits}g}" for digits in (2, 3, 4))
     return next((text for text in texts if text != "1"), "1")  # show on which side of 1 it is
-
-
-def _price(cell: MapCell) -> str:
-    return NOTHING if isinstance(cell.score, str) else str(cell.score.price)

@@ -34,6 +34,17 @@ def page(drawn: Map) -> str:
 def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
     cell, column, score = drawn.cells[row, index], drawn.columns[index], drawn.cells[row, index].score
     value, bracket, interval = drawn.shown(cell).partition(" [")
+    about = []
+    if isinstance(score, Score):
+        doses = [
+            f"above {setting(score.doses[-1])}" if math.isinf(x) else f"{x:.3g}" for x in (score.tolerated, score.harm)
+        ]
+        about = [
+            ("tolerated dose", doses[0]),
+            ("ends below its start from", doses[1]),
+            ("price: left of the gain at the first dose", str(score.price)),
+            ("seeds", ", ".join(map(str, score.seeds))),
+        ]
     return {
         "id": f"c-{list(drawn.rows).index(row)}-{index}",
         "row": drawn.rows[row],
@@ -45,7 +56,7 @@ def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
         "why": score if isinstance(score, str) else "",
         "colour": _colour(drawn, cell),
         "price": None if isinstance(score, str) else round(40 * min(max(score.price.value, 0), 1.25) / 1.25, 1),
-        "about": [] if isinstance(score, str) else _about(score),
+        "about": about,
         "prediction": cell.prediction,
         "held": drawn.held(cell),
         "figure": _figure(drawn, row, index),
@@ -61,18 +72,6 @@ def _colour(drawn: Map, cell: MapCell) -> str:
     steps = SHADES if relative in (0, math.inf) else abs(math.log2(relative))
     shade = 2 if cell.score.quick else min(SHADES, max(1, round(steps)))
     return f"d{4 + shade if difference == 'more' else 4 - shade}"
-
-
-def _about(score: Score) -> list[tuple[str, str]]:
-    def dose(value: float) -> str:
-        return f"above {setting(score.doses[-1])}" if math.isinf(value) else f"{value:.3g}"
-
-    return [
-        ("tolerated dose", dose(score.tolerated)),
-        ("ends below its start from", dose(score.harm)),
-        ("price: left of the gain at the first dose", str(score.price)),
-        ("seeds", ", ".join(map(str, score.seeds))),
-    ]
 
 
 def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from rlstab.core.method_settings import settings_of
 from rlstab.errors import ReportError
 from rlstab.files import checksum, from_home
 from rlstab.probe.suite import HERE
-from rlstab.report.run_folder import read_folder
+from rlstab.report.run_reader import read_folder
 from rlstab.report.runs import RunRecord
 
 #: The version of the outcomes. Add 1 when a change of rlstab, or of a default, changes outcomes: then all records are

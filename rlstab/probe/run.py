@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlstab.bench.file import Bench, BenchRun, few, load_bench
+from rlstab.bench.file import BenchRun, few, load_bench
 from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
 from rlstab.bench.run import STOPPED, run_bench
@@ -102,7 +102,9 @@ def run_probes(
         options = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
         pairs = [(option, str(value)) for option, values in options.items() for value in values if value is not None]
         command_line = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *chain.from_iterable(pairs)])
-        bench = _merged(missing, suite[0], out, command_line)
+        # the runs of several probes as one bench, whose workers go from one probe to the next
+        bench = load_bench({**suite[0].bench, "name": "probe"}, out=out)
+        bench = replace(bench, runs=tuple(missing), notes=(), again=command_line)
         code = run_bench(bench, workers=workers, overwrite=True, retry=retry, console=console)
     for run in missing:
         result = made(run, of_runs[run.name])
@@ -111,7 +113,11 @@ def run_probes(
         elif result is not None:
             failures.setdefault(result, []).append(run.name)
     remarks += [f"{few(runs)}: {reason}" for reason, runs in failures.items()]
-    results = [replace(archive[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in archive]
+    results = []
+    for run in planned:
+        if of_runs[run.name] in archive:  # where it may have been recorded under another row
+            probe, _, dose = run.setting.rpartition("-")
+            results.append(replace(archive[of_runs[run.name]], probe=probe, dose=dose, row=run.method))
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
@@ -142,18 +148,12 @@ def _require_own(out: Path) -> None:
     """Make the folder, and refuse one with other files that would be replaced."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
+    except (OSError, ValueError) as error:  # a name with a null character
         raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
-    foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
     if foreign or read_record(out).get("name", "probe") != "probe":
         content = f"another {foreign[0]}" if foreign else "another bench"
         raise ConfigError(f"{out} holds {content}, which is not replaced. Give another folder with --out.")
-
-
-def _cell_of(run: BenchRun) -> dict[str, Any]:
-    """The cell of a run: a run of the same identity may have been recorded under another row."""
-    probe, _, dose = run.setting.rpartition("-")
-    return {"probe": probe, "dose": dose, "row": run.method}
 
 
 def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: list[str]) -> list[BenchRun]:
@@ -175,12 +175,6 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
     first, unique = f"{probe.name}-{doses[0]}", {run.name: run for run in loaded}
     runs = [run for run in unique.values() if run.method != START or (run.setting, run.seed) == (first, seeds[0])]
     return sorted(runs, key=lambda run: seeds.index(run.seed))
-
-
-def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, command_line: str) -> Bench:
-    """The runs of several probes as one bench, whose workers go from one probe to the next."""
-    bench = load_bench({**probe.bench, "name": "probe"}, out=out)
-    return replace(bench, runs=tuple(missing), notes=(), again=command_line)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:

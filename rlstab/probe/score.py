@@ -161,7 +161,10 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
         row: its tolerated dose.
         base: that of the base.
     """
-    value, last = _ratio(row, base, doses), float(doses[-1])
+    last = float(doses[-1])
+    value = row / min(base, last) if base else math.nan
+    if math.isinf(row) and math.isinf(base):  # two beyond the last dose count as equal
+        value = 1.0
     if gains.shape[1] < MIN_SEEDS or not base:
         return Interval(value)
     if np.array_equal(*gains):  # the same runs
@@ -209,10 +212,3 @@ def crossing(doses: NDArray[np.float64], values: NDArray[np.float64], level: flo
     index = int(np.argmax(fit < level))
     above, below = fit[index - 1], fit[index]
     return float(doses[index - 1] + (doses[index] - doses[index - 1]) * (above - level) / (above - below))
-
-
-def _ratio(row: float, base: float, doses: NDArray[np.float64]) -> float:
-    """The ratio of two doses; two beyond the last dose count as equal."""
-    if math.isinf(row) and math.isinf(base):
-        return 1.0
-    return row / min(base, float(doses[-1])) if base else math.nan

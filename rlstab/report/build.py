@@ -19,7 +19,7 @@ from rlstab.report.comparison import By, Comparison, compare
 from rlstab.report.findings import findings
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
-from rlstab.report.output import refuse_foreign, write_text
+from rlstab.report.output import refuse_foreign, write_text, writing
 from rlstab.report.results_file import export_results
 
 #: How a report begins, before what names its runs: as HTML after ``<head>``, as Markdown below its title.
@@ -122,9 +122,10 @@ def _require_ours(paths: Sequence[str | Path], files: Sequence[Path], option: st
     Raises:
         ReportError: a file is not a report, or is one of other runs.
     """
-    folder = os.path.realpath(files[0].parent)
-    ways = sorted({os.path.relpath(os.path.realpath(path), folder) for path in paths})
-    name = hashlib.sha256("\0".join(ways).encode(errors="surrogateescape")).hexdigest()[:16]
+    with writing(files[0], option):
+        folder = os.path.realpath(files[0].parent)
+        ways = sorted({os.path.relpath(os.path.realpath(path), folder) for path in paths})
+        name = hashlib.sha256("\0".join(ways).encode(errors="surrogateescape")).hexdigest()[:16]
     for file in files:
         refuse_foreign(file, MARKS, "a report", option)
         refuse_foreign(file, [mark + name.encode() for mark in MARKS], "a report of these runs", option)

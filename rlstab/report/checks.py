@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,10 +13,8 @@ from rlstab.bins import EMPTY
 from rlstab.report.collapse import REWARD, collapsed, nan_share
 from rlstab.report.formatting import few, listed, natural
 from rlstab.report.names import settings_between
-from rlstab.report.runs import RunRecord
+from rlstab.report.runs import RunRecord, grouped
 from rlstab.safe_read import as_step
-
-Item = TypeVar("Item")
 
 #: A share of rewards that are NaN or Inf, above which a sentence names the run.
 NAN = 0.1
@@ -29,9 +26,9 @@ _INSIDE = re.compile(r"[/\\]runs[/\\][^/\\]+[/\\][^/\\]+[/\\][^/\\]+$|:\d+$")
 
 def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """The runs of one setting that count, equal ones once, and what is wrong with them."""
-    sentences, methods, counting = list[str](), _groups(runs, attrgetter("method")), list[RunRecord]()
+    sentences, methods, counting = list[str](), grouped(runs, attrgetter("method")), list[RunRecord]()
     for method, same_method in methods.items():
-        for copies in _groups(same_method, _content).values():
+        for copies in grouped(same_method, _content).values():
             counting.append(copies[0])
             if len(copies) > 1:
                 subject = "The seeds" if len(copies) == len(same_method) else "Some seeds"
@@ -39,7 +36,7 @@ def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
                     f"{subject} of {method} are one run: {_seeds(copies)} have the same curves, bit for bit, and count "
                     "once. Was the seed ignored?"
                 )
-        for is_lost, group in _groups([run for run in same_method if nan_share(run) > NAN], collapsed).items():
+        for is_lost, group in grouped([run for run in same_method if nan_share(run) > NAN], collapsed).items():
             effect = "these runs count as lost" if is_lost else "means leave them out"
             share = f"{100 * np.mean(list(map(nan_share, group))):.0f} % of the rewards of {method}, {_seeds(group)},"
             sentences.append(f"{share} are NaN or Inf; {effect}.")
@@ -60,7 +57,7 @@ def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
 def repeated(runs: Sequence[RunRecord]) -> dict[tuple[str, str], dict[int, str]]:
     """By bench and setting, the seeds that ran more than once, with different results, each in a sentence."""
     sentences: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    repeats = _groups([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
+    repeats = grouped([run for run in runs if run.repeats], attrgetter("bench", "repeats", "method", "seed"))
     for run, *rest in repeats.values():
         where = listed(repeat.setting for repeat in (run, *rest))
         subject = f"Seed {run.seed} of {run.method} ran {len(rest) + 1} times, with different results"
@@ -75,7 +72,7 @@ def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     first = {
         name: configured[0] for name, runs in methods.items() if (configured := [run for run in runs if run.config])
     }
-    alike_settings = _groups(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
+    alike_settings = grouped(list(first), lambda name: str(list(map(first[name].config.get, ("objective", "stages")))))
     alike = [
         names for names in alike_settings.values() if not settings_between([first[name] for name in names], method=True)
     ]
@@ -83,16 +80,9 @@ def _names(methods: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         if len(names) > 1:
             which = few(sorted(names, key=natural))
             yield f"{which} have the same settings under {len(names)} names: their seeds do not count together."
-    for names in _groups(list(methods), str.lower).values():
+    for names in grouped(list(methods), str.lower).values():
         if len(names) > 1 and not any({*names} <= {*group} for group in alike):
             yield f"{listed(names)} differ only in case, and have other settings."
-
-
-def _groups(items: Sequence[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
-    groups: dict[Any, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return groups
 
 
 def _content(run: RunRecord) -> Hashable:

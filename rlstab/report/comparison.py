@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.names import settings_between, shown
-from rlstab.report.runs import Loaded, RunRecord, best_bin
+from rlstab.report.runs import Loaded, RunRecord, best_bin, grouped
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 from rlstab.report.sweeps import Sweep, sweeps_of
 
@@ -252,9 +253,7 @@ def compare(
     if by in UNITS and not any(by in run.spent for run in loaded.runs):
         raise ReportError(f"--by {by}: no run recorded its {UNITS[by]} in every rollout. Compare by rollouts.")
     outcomes = chosen_outcomes(loaded.runs, metrics)
-    groups: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
-    for run in loaded.runs:
-        groups[run.bench or "", run.setting].append(run)
+    groups = grouped(loaded.runs, lambda run: (run.bench or "", run.setting))
     sweeps = sweeps_of(loaded.runs)
     swept = {(sweep.bench, point.setting): point.value for sweep in sweeps for point in sweep.points}
     order = sorted(
@@ -273,14 +272,19 @@ def _table(
 ) -> Table:
     runs, checks = checked(runs)
     baseline = _baseline(runs, asked)
-    methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, natural(name)))
-    by_method = {method: [run for run in runs if run.method == method] for method in methods}
+    runs_of = grouped(runs, attrgetter("method"))
+    by_method = {name: runs_of[name] for name in sorted(runs_of, key=lambda name: (name != baseline, natural(name)))}
+    methods = list(by_method)
     bench, setting = runs[0].bench, runs[0].setting
     where = _title(bench, setting)
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     ended = {method: [run for run in group if run.status == "finished"] for method, group in by_method.items()}
-    judged = {method: _judged(group) for method, group in ended.items()}
+    # if no run of a method is left, all with a reward to the end count: they are no mixture
+    judged = {
+        method: [run for run in group if not collapsed(run)] or [run for run in group if not nan_share(run)]
+        for method, group in ended.items()
+    }
     finished = [run for group in judged.values() for run in group]
     budget = budget_of(finished, by)
     if budget is not None:
@@ -370,11 +374,6 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
             f"them. A run may fail because of its method, so read both together."
         )
     return notes
-
-
-def _judged(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs that were not lost; if none is left, all with a reward to the end: they are no mixture."""
-    return [run for run in runs if not collapsed(run)] or [run for run in runs if not nan_share(run)]
 
 
 def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import WIDTH, Curve, bin_weights, rounded
+from rlstab.bins import WIDTH, bin_weights, rounded
 from rlstab.report.runs import RunRecord
 from rlstab.signs import counted_signs
 
@@ -38,7 +38,7 @@ def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
         name: (rollouts[rollouts <= last], values[rollouts <= last]) for name, (rollouts, values) in run.metrics.items()
     }
     evaluations = [record for record in run.evaluations if record["rollout"] < last]
-    costs = _at(run.spent[by], np.array([record["rollout"] for record in run.evaluations]))
+    costs = cost_at(run, by, np.array([record["rollout"] for record in run.evaluations]))
     final: dict[str, float] = {"rollout": last}
     for name in {name for record in run.evaluations for name in record} - {"rollout"}:
         points = [(cost, record[name]) for cost, record in zip(costs, run.evaluations, strict=True) if name in record]
@@ -47,9 +47,10 @@ def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
     return replace(run, metrics=metrics, evaluations=[*evaluations, final], by=by, judged=counted_signs(run))
 
 
-def _at(total: Curve, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What was spent up to the end of given rollouts."""
-    return np.asarray(np.interp(rollouts, [0, *total[0]], [0.0, *total[1]]), dtype=np.float64)
+def cost_at(run: RunRecord, unit: str, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What a run had spent up to the end of given rollouts."""
+    ends, totals = run.spent[unit]
+    return np.asarray(np.interp(rollouts, [0, *ends], [0.0, *totals]), dtype=np.float64)
 
 
 def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -57,12 +58,12 @@ def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     if run.by == "rollouts":
         return bin_weights(run.bin_width, ends)
     width = run.bin_width if run.bin_width > 1 else WIDTH
-    return _at(run.spent[run.by], ends) - _at(run.spent[run.by], (ends - 1) // width * width)
+    return cost_at(run, run.by, ends) - cost_at(run, run.by, (ends - 1) // width * width)
 
 
 def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
     """By method, what a rollout costs: the amount for the baseline, and multiples of it for the others."""
-    costs_of_method = {name: {unit: _each(group, unit) for unit in UNITS} for name, group in runs.items()}
+    costs_of_method = {name: {unit: _cost_of_rollout(group, unit) for unit in UNITS} for name, group in runs.items()}
     first = costs_of_method.get(baseline or "", {})
     texts: dict[str, str] = {}
     for name, costs in costs_of_method.items():
@@ -77,7 +78,7 @@ def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
     return texts
 
 
-def _each(runs: Sequence[RunRecord], unit: str) -> float | None:
+def _cost_of_rollout(runs: Sequence[RunRecord], unit: str) -> float | None:
     """The mean over runs of what a rollout costs."""
     costs = [
         float(totals[-1]) / int(ends[-1]) for run in runs if unit in run.spent for ends, totals in [run.spent[unit]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import WIDTH
+from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import AREA, DERIVED, Comparison
-from rlstab.report.formatting import METRICS, in_order
+from rlstab.report.cost import cost_at
+from rlstab.report.formatting import METRICS
 from rlstab.report.runs import RunRecord, curve
 
 #: Most numbers in all curves together, about 7 bytes each in the page.
 BUDGET = 320_000
 #: More points than the first add nothing at the width of a figure; fewer than the second show no shape.
 POINTS, FEWEST = 120, 24
+#: Quartiles of the seeds, and their mean.
+BAND = ("low", "mean", "high")
 #: With fewer evaluations than this, the training curve shows more.
 FEWEST_EVALUATIONS = 3
 
@@ -69,9 +74,21 @@ class Seeds:
     @property
     def means(self) -> NDArray[np.float64]:
         """``(n,)`` means over the seeds; NaN where fewer than half of them have a value."""
-        finite = np.isfinite(self.values)
-        counts, sums = finite.sum(0), np.where(finite, self.values, 0.0).sum(0)
-        return np.where(2 * counts >= len(self.seeds), sums / np.maximum(counts, 1), np.nan)
+        means: NDArray[np.float64] = self.band(np.full(len(self.seeds), True))[1]
+        return means
+
+    def band(self, included: NDArray[np.bool_], is_norm: bool = False) -> NDArray[np.float64]:
+        """``(3, n)``: quartiles over some seeds, and their mean between them; NaN likewise.
+
+        In the middle of a norm is its median, since one spike would dominate a mean.
+        """
+        values = self.values[included]
+        enough = 2 * np.isfinite(values).sum(0) >= len(values)
+        band = np.full((3, values.shape[1]), np.nan)
+        band[:, enough] = np.nanquantile(values[:, enough], (0.25, 0.5, 0.75), axis=0)
+        if not is_norm:
+            band[1, enough] = np.nanmean(values[:, enough], axis=0)
+        return band
 
 
 def metrics_of(runs: Iterable[RunRecord]) -> set[str]:
@@ -112,49 +129,7 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     return Seeds(rollouts, values, tuple(curves))
 
 
-# -- which figures -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Names of metrics, by the figure that shows them.
-
-    Attributes:
-        choices: every metric that a reader can choose for a learning curve, the usual ones first.
-        learning: the choices that the learning curves begin with, the usual ones first.
-        trajectory: whether both entropy and reward are present.
-        gradients: norms.
-        shares: of the tokens that took part in the update.
-        own: by method, the metrics that only it logs.
-    """
-
-    choices: list[str]
-    learning: list[str]
-    trajectory: bool
-    gradients: list[str]
-    shares: list[str]
-    own: dict[str, list[str]]
-
-
-def panels_of(runs: Iterable[RunRecord]) -> Panels:
-    """The figures for which some runs have data."""
-    names = in_order(metrics_of(runs))
-    by_method: dict[str, list[str]] = {}
-    for name in names:
-        method = name.rpartition("/")[0]
-        if method and not name.startswith(tuple(METRICS["general"])):
-            by_method.setdefault(method, []).append(name)
-    # the largest k tells most about what the policy can still find
-    largest = [name for name in names if name.startswith("eval/pass@")][-1:]
-    first = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
-    return Panels(
-        choices=[name for name in names if name not in METRICS["aside"]],
-        learning=[name for name in first if name in names],
-        trajectory={"tokens/entropy", "reward/mean"} <= set(names),
-        gradients=[name for name in METRICS["gradients"] if name in names],
-        shares=[name for name in METRICS["shares"] if name in names],
-        own=by_method,
-    )
+# -- which curve -----------------------------------------------------------------------------------------------------
 
 
 def lead_sweep(comparison: Comparison) -> int | None:
@@ -188,47 +163,52 @@ def curve_of(comparison: Comparison, outcome: str) -> str:
 # -- numbers for the page ----------------------------------------------------------------------------------------------
 
 
-def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str, Any]:
-    """Curves of all runs, ``{"grids": [[rollouts]], "curves": {setting: {method: {metric: ...}}}}``, and ``clocks``.
+def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: Mapping[str, float]) -> dict[str, Any]:
+    """Curves of all runs, and what the runs of each method had spent at each point of a grid.
+
+    The keys are ``grids``, lists of rollouts; ``curves``, by setting, method and metric; and ``costs``, by setting,
+    method, grid and unit.
 
     Args:
         groups: runs by setting and method; the keys are those of the page's controls.
+        scales: by unit of :attr:`RunRecord.spent`, the amount that is 1 on its axis.
     """
-    count = sum(len(metrics_of([run])) for methods in groups.values() for runs in methods.values() for run in runs)
-    points = max(FEWEST, min(POINTS, BUDGET // max(count, 1)))
+    numbers = sum(
+        (len(runs) + len(BAND)) * len(metrics_of(runs)) for methods in groups.values() for runs in methods.values()
+    )
+    points = max(FEWEST, min(POINTS, BUDGET // max(numbers, 1)))
     grids: dict[tuple[int, ...], int] = {}
-
-    def drawn(curve: Seeds) -> dict[str, Any]:
-        grid = grids.setdefault(tuple(curve.rollouts.tolist()), len(grids))
-        return {"grid": grid, "names": list(curve.seeds), "seeds": [_short(row) for row in curve.values]}
-
-    curves = {
-        setting: {
-            method: {
-                metric: drawn(curve)
-                for metric in sorted(metrics_of(runs))
-                if (curve := seeds_of(runs, metric, points)) is not None
+    curves: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
+    costs: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
+    for setting, method in ((setting, method) for setting, methods in groups.items() for method in methods):
+        runs = groups[setting][method]
+        for metric in sorted(metrics_of(runs)):
+            if (seeds := seeds_of(runs, metric, points)) is None:
+                continue
+            grid = grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids))
+            drawn = [run for run in runs if run.seed in seeds.seeds]
+            losses = np.array(list(map(collapsed, drawn)))
+            band = seeds.band(losses if losses.all() else ~losses, metric in METRICS["gradients"])
+            curves[setting][method][metric] = {
+                "grid": grid,
+                "names": list(seeds.seeds),
+                "lost": losses.tolist(),
+                "seeds": list(map(_short, seeds.values)),
+                **dict(zip(BAND, map(_short, band), strict=True)),
             }
-            for method, runs in methods.items()
-        }
-        for setting, methods in groups.items()
-    }
-    clocks = {
-        setting: {method: {str(run.seed): _clock(run) for run in runs if run.spent} for method, runs in methods.items()}
-        for setting, methods in groups.items()
-    }
-    return {"grids": list(map(list, grids)), "curves": curves, "clocks": clocks}
+            for unit, scale in scales.items():
+                if all(unit in run.spent for run in drawn):
+                    spent = np.ma.masked_invalid([_spent(run, unit, seeds.rollouts) / scale for run in drawn])
+                    mean = np.maximum.accumulate(
+                        spent.mean(0).filled(np.nan)
+                    )  # a costly run that stops leaves the mean
+                    axes = {"seeds": list(map(_short, spent.filled(np.nan))), "mean": _short(mean)}
+                    costs[setting][method].setdefault(grid, {})[unit] = axes
+    return {"grids": list(map(list, grids)), "curves": curves, "costs": costs}
 
 
-def _clock(run: RunRecord) -> dict[str, list[float | None]]:
-    """What a run had spent by each rollout."""
-    rollouts = max((ends for ends, _ in run.spent.values()), key=len)
-    indices = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
-    clock: dict[str, list[float | None]] = {"rollout": [0, *map(float, rollouts[indices])]}
-    for unit, (ends, values) in run.spent.items():
-        if np.array_equal(ends, rollouts):
-            clock[unit] = [0, *_short(values[indices])]
-    return clock
+def _spent(run: RunRecord, unit: str, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(rollouts <= run.spent[unit][0][-1], cost_at(run, unit, rollouts), np.nan)
 
 
 def _short(values: Iterable[float]) -> list[float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlstab.console import capital, counted
@@ -121,7 +121,8 @@ def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     paired, some_lost = _paired(table, outcome), any(collapse.losses.rate.hits for collapse in table.collapses.values())
     seeds = [len(pair.seeds) for pair in paired.values() if pair.seeds] or [0]
     head = outcome.title + ("," * ("," in outcome.title) + " of the survivors" if some_lost else "")
-    head += f" compared with {table.baseline} over {_range(seeds)} seed{'s' * (set(seeds) != {1})}"
+    count = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+    head += f" compared with {table.baseline} over {count} seed{'s' * (set(seeds) != {1})}"
     failed = [
         f"{collapse.failed} of {counted(collapse.runs, 'run')} of {name}"
         for name, collapse in table.collapses.items()
@@ -137,16 +138,15 @@ def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     return f"{_where(table, comparison)}{capital(head)}: {'; '.join(parts)}."
 
 
-def _range(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-
-
 def _differences(pairs: Mapping[str, Paired], outcome: Outcome) -> str:
     """The differences by verdict; what only a method's own interval shows is no finding, but not to be hidden."""
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups = {verdict: list[str]() for verdict in ("higher", "lower", *_TEXTS)}
+    sizes = {}
     for name, pair in pairs.items():
         groups[pair.verdict if pair.seeds else ""].append(name)
-    sizes = {name: _size(name, pair, outcome) for name, pair in pairs.items()}
+        value, low, high = pair.difference.value, pair.difference.low, pair.difference.high
+        side = "higher" if (value or 0) > 0 else "lower"
+        sizes[name] = f"{name} is {side} by {size(value, low, high, outcome.unit)}"
     parts = [listed(sizes[name] for name in clear)] if (clear := [*groups["higher"], *groups["lower"]]) else []
     parts += [f"{text} {few(names)}" for verdict, text in _TEXTS.items() if (names := groups[verdict])]
     alike = groups["no visible difference"]
@@ -154,12 +154,6 @@ def _differences(pairs: Mapping[str, Paired], outcome: Outcome) -> str:
         parts.append(f"before the correction for several comparisons, {listed(nearly)}")
     words = {name: in_words(pairs[name], outcome) for name in alike[:_FEW_POWERS]}
     return "; ".join([*parts, *(f"for {name}, {text}" for name, text in words.items() if text)])
-
-
-def _size(name: str, pair: Paired, outcome: Outcome) -> str:
-    difference = pair.difference
-    side = "higher" if (difference.value or 0) > 0 else "lower"
-    return f"{name} is {side} by {size(difference.value, difference.low, difference.high, outcome.unit)}"
 
 
 def _collapses(comparison: Comparison) -> str:

@@ -62,11 +62,14 @@ def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
     if not run.rollouts:
         return []
     reasons = ((prefix, item, _reason(run, item, prefix)) for prefix, item in _parts(run.config.get("objective"), ""))
-    return [(_named(prefix, str(item.get("name"))), reason) for prefix, item, reason in reasons if reason]
-
-
-def _named(place: str, name: str) -> str:
-    return place if place.rpartition("/")[2].startswith(name) else f"{place} ({name})"
+    return [
+        (
+            prefix if prefix.rpartition("/")[2].startswith(name := str(item.get("name"))) else f"{prefix} ({name})",
+            reason,
+        )
+        for prefix, item, reason in reasons
+        if reason
+    ]
 
 
 def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

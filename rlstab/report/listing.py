@@ -16,7 +16,7 @@ from rich.table import Table
 from rlstab.console import counted
 from rlstab.report.formatting import setting
 from rlstab.report.load import find_runs
-from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
+from rlstab.report.runs import RunRecord, best_bin, setting_of
 from rlstab.run_files import LOCK
 from rlstab.safe_read import read_text
 from rlstab.visible import visible
@@ -37,7 +37,10 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
         texts = (run.path, _what(run), _state(run), _best(run))
         path, description, state, best = (escape(visible(text, spaces=False)) for text in texts)
         table.add_row(f"{path}\n[dim]{description}[/]", f"{state}\n[dim]{best}[/]")
-    left = [f"[yellow]left out:[/] {escape(item.path)}: {escape(_why(item))}" for item in left_out]
+    left = []
+    for item in left_out:
+        at_work = f" (process {process} is at work there)" if (process := running(Path(item.path))) else ""
+        left.append(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why + at_work)}")
     return Group(table, *left, counted(len(runs), "run"))
 
 
@@ -73,11 +76,6 @@ def _best(run: RunRecord) -> str:
         return ""
     value, end, count = best
     return f"reward {value:.3f}, mean of {counted(count, 'rollout')} until {end}"
-
-
-def _why(item: LeftOut) -> str:
-    process = running(Path(item.path))
-    return f"{item.why} (process {process} is at work there)" if process else item.why
 
 
 def running(folder: Path) -> int | None:

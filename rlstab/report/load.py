@@ -20,8 +20,8 @@ from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.names import name_of, settings_between, shown, tails_of, told_apart
 from rlstab.report.results_file import read_results
-from rlstab.report.run_folder import foreign, is_launched, is_run, read_folder, record_of
-from rlstab.report.runs import LeftOut, Loaded, RunRecord
+from rlstab.report.run_reader import foreign, is_launched, is_run, read_folder, record_of
+from rlstab.report.runs import LeftOut, Loaded, RunRecord, grouped
 from rlstab.run_files import CHECKPOINTS
 from rlstab.safe_read import read_mapping, read_text
 
@@ -159,11 +159,12 @@ def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunReco
 
     Different runs with the same name all stay; see :func:`told_apart`.
     """
-    groups: dict[tuple[object, ...], list[tuple[RunRecord, str]]] = defaultdict(list)
-    for run, source in sorted(runs, key=lambda pair: natural(pair[0].path)):
-        groups[(run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)].append(
-            (run, source)
-        )
+
+    def identity(pair: tuple[RunRecord, str]) -> tuple[object, ...]:
+        run, _ = pair
+        return (run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)
+
+    groups = grouped(sorted(runs, key=lambda pair: natural(pair[0].path)), identity)
     copies: dict[tuple[str, str], list[str]] = defaultdict(list)
     unique: list[RunRecord] = []
     for group in groups.values():

@@ -11,7 +11,7 @@ from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
-from rlstab.report.runs import RunRecord, setting_of
+from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -30,6 +30,12 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     """
     runs = comparison.loaded.runs
     is_named = len({run.bench for run in runs}) > 1
+    benches = dict.fromkeys(run.bench_command for run in runs if run.bench_command)
+    commands = [*benches, *(run.command for run in runs if run.command and not run.bench_command)]
+    hashes = {
+        ((run.bench or NOTHING,) * is_named + (run.method, str(run.about.get("objective_hash", NOTHING)))): None
+        for run in runs
+    }
     # Markdown is not escaped like HTML: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
@@ -42,10 +48,10 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         paragraphs=paragraphs,
         frame=_frame,
         result_rows=lambda table: list(_result_rows(comparison, table)),
-        commands=_commands(runs),
+        commands=commands,
         versions=about_runs(runs),
         several=is_named,
-        hashes=_hashes(runs, is_named),
+        hashes=list(hashes),
         signs=COUNTED,
         findings=findings(comparison),
         p_value=p_value,
@@ -62,19 +68,6 @@ def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
             compared = [str(text or "") for text in (row.value, row.difference)]
             verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
             yield ["" if index else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
-
-
-def _commands(runs: Sequence[RunRecord]) -> list[str]:
-    benches = dict.fromkeys(run.bench_command for run in runs if run.bench_command)
-    return [*benches, *(run.command for run in runs if run.command and not run.bench_command)]
-
-
-def _hashes(runs: Sequence[RunRecord], several: bool) -> list[list[str]]:
-    rows = {
-        (*([run.bench or NOTHING] if several else []), run.method, str(run.about.get("objective_hash", NOTHING))): None
-        for run in runs
-    }
-    return list(map(list, rows))
 
 
 def _frame(table: Table) -> str:

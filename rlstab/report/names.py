@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rlstab.config.identity import is_measured, is_neutral
 from rlstab.config.user_code import portable
 from rlstab.report.formatting import setting
-from rlstab.report.runs import JOINED, RunRecord, flat
+from rlstab.report.runs import JOINED, RunRecord, flat, grouped
 
 #: Parts of a run that belong to its method.
 OF_METHOD = ("objective", "stages")
@@ -75,10 +76,8 @@ def _root(path: str) -> str:
 
 def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
     """Runs of one setting by the settings in which those of one method differ."""
-    methods: dict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        methods[run.method].append(run)
-    of_methods = {name: settings_between(group, method=True).keys() for name, group in methods.items()}
+    methods = grouped(runs, attrgetter("method")).items()
+    of_methods = {name: settings_between(group, method=True).keys() for name, group in methods}
     differ = sorted({path for paths in of_methods.values() for path in paths if not is_measured(path)})
     if not differ:
         return runs

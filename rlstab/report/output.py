@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from rlstab.errors import ReportError
+from rlstab.errors import ReportError, reason
 from rlstab.files import is_foreign
 
 
@@ -15,17 +16,30 @@ def resource(name: str) -> str:
     return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
-def write_text(path: Path, content: str | bytes, option: str) -> Path:
-    """Write a file, make its folder, and return its path; an error names the option for another path.
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Errors of the system about a path, as one that names the option for another.
 
     Raises:
-        ReportError: it cannot be written.
+        ReportError: the path cannot be read or written.
     """
     try:
+        yield
+    except ReportError:
+        raise
+    except FileExistsError as error:
+        raise ReportError(
+            f"{path}: cannot be written: its folder is a file or a broken link. Give another path by {option}."
+        ) from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        raise ReportError(f"{path}: cannot be written: {reason(error)}. Give another path by {option}.") from error
+
+
+def write_text(path: Path, content: str | bytes, option: str) -> Path:
+    """Write a file, make its folder, and return its path; see :func:`writing`."""
+    with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give another path by {option}.") from error
     return path
 
 
@@ -41,9 +55,7 @@ def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -
     Raises:
         ReportError: another file is there, or it cannot be read.
     """
-    try:
+    with writing(path, option):
         foreign = is_foreign(path, *marks)
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give another path by {option}.") from error
     if foreign:
         raise ReportError(f"{path} exists, is not {what}, and stays as it is. Give another path by {option}.")

@@ -7,17 +7,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 import yaml
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
 from rlstab.page.render import digest, packed, rendered, safe_json
-from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -28,10 +25,11 @@ from rlstab.report.curves import (
     lead_curve,
     lead_sweep,
     line_styles,
-    panels_of,
+    metrics_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, listed, own_title, setting
+from rlstab.report.formatting import METRICS, axis, in_order, listed, own_title, setting
+from rlstab.report.runs import curve
 from rlstab.report.statistics import Estimate, p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -42,13 +40,8 @@ from rlstab.signs import COUNTED
 LEARNING = 4
 #: Units of :attr:`RunRecord.spent` as axes.
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
-
-
-@cache
-def _plotly() -> tuple[Markup, str]:
-    """Plotly for a page, and its digest."""
-    script = get_plotlyjs()
-    return packed(script), digest(script)
+#: Seconds in a unit of time, by the shortest time that is drawn in it.
+TIMES = ((7200, "hours", 3600), (120, "minutes", 60), (0, "seconds", 1))
 
 
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
@@ -59,16 +52,16 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         command: makes the report again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
-    plotly, of_plotly = _plotly()
+    plotly = get_plotlyjs()
     pairs = zip(LIGHT, DARK, strict=True)
     colours = " ".join(f"--m{index}: light-dark({light}, {dark});" for index, (light, dark) in enumerate(pairs))
-    numbers = {"plotly": plotly, "data": packed(safe_json(plain(data(comparison)))), "source": source}
+    numbers = {"plotly": packed(plotly), "data": packed(safe_json(plain(data(comparison)))), "source": source}
     functions = {
         **{"axis": axis, "own_title": own_title, "highest_stable": highest_stable, "p_value": p_value},
         "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
     context = contents(comparison, command) | functions | numbers
-    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[of_plotly])
+    return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[digest(plotly)])
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -81,15 +74,22 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         comparison: the results that it shows.
         command: makes the report again.
     """
+    benches = dict.fromkeys(table.bench for table in comparison.tables if table.bench)
     runs, looks, tables = comparison.loaded.runs, line_styles(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
-    panels, lead = panels_of(runs), lead_curve(comparison)
-    learning = [name for name in panels.learning if name != lead][:LEARNING]
+    metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
+    by_method: dict[str, list[str]] = defaultdict(list)
+    for name in metrics:
+        if "/" in name and not name.startswith(tuple(METRICS["general"])):
+            by_method[name.rpartition("/")[0]].append(name)
+    # the largest k tells most about what the policy can still find
+    largest = [name for name in metrics if name.startswith("eval/pass@")][-1:]
+    usual = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
     return {
         **vars(comparison),
         "checks": comparison.checks,
-        "title": _title(comparison, looks),
+        "title": ": ".join(filter(None, (", ".join(benches), _compared(comparison, looks)))),
         "what": _what(comparison, len(looks)),
         "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
@@ -105,8 +105,13 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
             for outcome in comparison.outcomes
         ],
         "width": WIDTH,
-        "panels": panels,
-        "learning": learning,
+        "choices": [name for name in metrics if name not in METRICS["aside"]],
+        "learning": [name for name in usual if name in metrics and name != lead][:LEARNING],
+        "gradients": [name for name in METRICS["gradients"] if name in metrics],
+        "shares": {
+            name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
+        },
+        "by_method": by_method,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
@@ -129,16 +134,13 @@ def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
     return {key: (table.setting if is_single else table.title) or "all runs" for key, table in tables.items()}
 
 
-def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
-    benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
-    head = f"{listed(benches)}: " if benches else ""
+def _compared(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
+    """The methods, and what all of them are compared with."""
     baselines = {table.baseline for table in comparison.tables}
     compared = [name for name in looks if name not in baselines]
-    if len(baselines) > 1:  # none is the baseline of all tables
-        return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
-    if not compared or None in baselines:
-        return head + listed(looks)
-    return f"{head}{listed(compared) if len(compared) <= 3 else f'{len(compared)} methods'} against {baselines.pop()}"
+    against = f" against {next(iter(baselines))}" if len(baselines) == 1 and compared and None not in baselines else ""
+    names = compared if against else looks
+    return (listed(names) if len(names) <= 3 else counted(len(names), "method")) + against
 
 
 def _what(comparison: Comparison, methods: int) -> str:
@@ -193,10 +195,8 @@ def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iter
     """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
     lines, baseline_lines = _yaml(config).splitlines(), _yaml(baseline).splitlines()
     kinds = {" ": "same", "+": "new", "-": "gone"}
-    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:] or [
-        f" {line}" for line in lines
-    ]
-    yield from ((kinds[line[0]], line[1:]) for line in marked)
+    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:]
+    yield from ((kinds[line[0]], line[1:]) for line in marked or [f" {line}" for line in lines])
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
@@ -253,10 +253,9 @@ def data(comparison: Comparison) -> dict[str, Any]:
     """The data that ``page.js`` draws."""
     looks, tables = line_styles(comparison), _tables(comparison)
     keys = {name: f"m{index}" for index, name in enumerate(looks)}
-    panels = panels_of(comparison.loaded.runs)
     groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
-    curves = {outcome.name: curve_of(comparison, outcome.name) for outcome in comparison.outcomes}
-    used = [*panels.choices, *(name for names in panels.own.values() for name in names), *curves.values()]
+    longest = max((run.spent["seconds"][1][-1] for run in comparison.loaded.runs if "seconds" in run.spent), default=0)
+    time, scale = next((unit, scale) for least, unit, scale in TIMES if longest >= least)
     return {
         "methods": [
             {"key": keys[name], "name": name, "baseline": look.colour == 0, **asdict(look)}
@@ -264,19 +263,21 @@ def data(comparison: Comparison) -> dict[str, Any]:
         ],
         "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
         "outcomes": {
-            outcome.name: {"title": outcome.title, "curve": curves[outcome.name]} for outcome in comparison.outcomes
+            outcome.name: {"title": outcome.title, "curve": curve_of(comparison, outcome.name)}
+            for outcome in comparison.outcomes
         },
-        "metrics": {name: asdict(axis(name)) for name in used},
+        "metrics": {name: asdict(axis(name)) for name in metrics_of(comparison.loaded.runs)},
+        "axes": {
+            "rollout": {"title": "rollout", "hover": "rollout %{x}", "format": "~g"},
+            "tokens": {"title": SPENT["tokens"], "hover": "%{x:.3s} tokens", "format": "~s"},
+            "seconds": {"title": f"{SPENT['seconds']}, {time}", "hover": f"%{{x:.3~g}} {time}", "format": "~g"},
+        },
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
-        "lost": {
-            key: {keys[name]: [run.seed for run in table.runs[name] if collapsed(run)] for name in table.methods}
-            for key, table in tables.items()
-        },
         "survival": {
             key: {keys[name]: table.collapses[name].losses.survival for name in table.methods}
             for key, table in tables.items()
         },
-        **curve_data(groups),
+        **curve_data(groups, {"tokens": 1, "seconds": scale}),
     }
 
 

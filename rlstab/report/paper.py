@@ -28,7 +28,7 @@ from rlstab.report.collapse import collapsed, fate_of
 from rlstab.report.comparison import Comparison, Table, outcome_of
 from rlstab.report.curves import LIGHT, curve_of, line_styles, seeds_of
 from rlstab.report.formatting import MINUS, NOTHING, axis, setting
-from rlstab.report.output import refuse_foreign, resource, write_text
+from rlstab.report.output import refuse_foreign, resource, write_text, writing
 from rlstab.report.sweeps import Sweep
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.safe_read import plain, read_json
@@ -58,7 +58,9 @@ def write_paper(comparison: Comparison, folder: Path, command: str, width: str) 
     refuse_foreign(folder / ABOUT, [MARK], "of rlstab", "--paper")
     written = read_json(folder / ABOUT).get("files", {})
     for path in (folder / name for name in files):
-        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != written.get(path.name):
+        with writing(path, "--paper"):
+            changed = path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != written.get(path.name)
+        if changed:
             raise ReportError(
                 f"{path} exists, is not as rlstab wrote it, and stays so. Give another folder by --paper."
             )

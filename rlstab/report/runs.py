@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from rlstab.config.user_code import portable
 #: Between the names of several parts.
 JOINED = " + "
 
+Item = TypeVar("Item")
 Status: TypeAlias = Literal["finished", "unfinished", "failed"]
 
 
@@ -111,24 +113,30 @@ class Loaded:
     order: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    """Items by a key, in their order."""
+    groups: dict[Any, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
 def objective_names(config: Mapping[str, Any]) -> list[str]:
     """Names of the methods of a resolved run, numbered where one occurs several times."""
     items = config.get("objective")
     if not isinstance(items, list):
         return []
-    names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
+    names = []
+    for item in items:
+        if isinstance(item, Mapping) and "name" in item:
+            name, observed = str(portable(item["name"])), item.get("method")  # a class in a file is not loaded
+            if name == "observe" and isinstance(observed, Mapping) and "name" in observed:
+                name = f"observe_{portable(observed['name'])}"  # as in metrics
+            names.append(name)
     return [
         f"{name}_{names[: index + 1].count(name)}" if names.count(name) > 1 else name
         for index, name in enumerate(names)
     ]
-
-
-def _label(item: Mapping[str, Any]) -> str:
-    """A name as in metrics: an observer is named after what it observes. A class in a file is not loaded."""
-    observed = item.get("method")
-    if item["name"] == "observe" and isinstance(observed, Mapping) and "name" in observed:
-        return f"observe_{portable(observed['name'])}"
-    return str(portable(item["name"]))
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:

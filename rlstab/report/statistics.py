@@ -123,7 +123,8 @@ def mean_of(
     with np.errstate(over="ignore", invalid="ignore"):
         mean, error = float(values.mean()), float(values.std(ddof=1) if count > 1 else 0) / math.sqrt(count)
     if count < MIN_SEEDS:
-        return Estimate(mean, None, None, _few(count)), None
+        seeds = f"{count} seed{'s' * (count != 1)}"
+        return Estimate(mean, None, None, f"no interval: {seeds}, and {MIN_SEEDS} are needed"), None
     if not math.isfinite(error):
         return Estimate(mean, None, None, f"no interval for the {count} {what}: they are too large for one"), None
     if error <= 1e-12 * max(1.0, abs(mean)):
@@ -233,7 +234,3 @@ def exact_p(first: int, second: int) -> float:
 def p_value(p: float) -> str:
     """``p = .25``, with two digits."""
     return "p < .001" if p < 0.001 else f"p = {float(f'{p:.2g}'):g}".replace("0.", ".", 1)
-
-
-def _few(count: int) -> str:
-    return f"no interval: {count} seed{'s' * (count != 1)}, and {MIN_SEEDS} are needed"

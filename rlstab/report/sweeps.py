@@ -12,7 +12,7 @@ from rlstab import signs
 from rlstab.config.identity import is_neutral
 from rlstab.report.collapse import collapsed
 from rlstab.report.formatting import setting
-from rlstab.report.runs import RunRecord, flat
+from rlstab.report.runs import RunRecord, flat, grouped
 
 #: Settings that differ between the runs of one bench without being swept, like neutral ones.
 IGNORED = ("seed", "objective")
@@ -92,10 +92,8 @@ def highest_stable(sweep: Sweep, method: str) -> str:
 
 def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
     """The sweep of each bench, and of the runs without one, whose settings differ in exactly one number."""
-    benches: dict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        benches[run.bench or ""].append(run)
-    return [_sweep(bench, key, group) for bench, group in benches.items() if (key := swept_key(group)) is not None]
+    benches = grouped(runs, lambda run: run.bench or "").items()
+    return [_sweep(bench, key, group) for bench, group in benches if (key := swept_key(group)) is not None]
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
@@ -140,10 +138,7 @@ def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     # if a run failed before it wrote its configuration, other runs of its setting have the value
     values = {run.setting: float(_dials(run.config)[key]) for run in runs if run.config}
-    groups: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        if run.setting in values:
-            groups[run.method, values[run.setting]].append(run)
+    groups = grouped((run for run in runs if run.setting in values), lambda run: (run.method, values[run.setting]))
     points = [_point(method, value, group) for (method, value), group in sorted(groups.items())]
     highest: dict[str, float | None] = {}
     unclear: dict[str, float] = {}

@@ -58,7 +58,14 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
     difference_digits = _digits(cell.paired.difference for cell in cells.values() if cell.paired)
 
     def row(method: str, cell: Cell, paired: Paired | None) -> TableRow:
-        remarks = [_remark(cell, outcome), *_lost(table, method, cell), *_differing(table, method, outcome)]
+        remarks = [paired.remark, in_words(paired, outcome)] if paired else []
+        remarks = [text for text in remarks if text] or ([cell.summary.how] if cell.summary.low is None else [])
+        rate = table.collapses[method].losses.rate
+        if cell.values and 0 < rate.hits == rate.count:
+            remarks.append("of lost runs, since none survived")
+        evaluated = outcome.name.startswith("eval/")
+        differing = table.differs.get(method, {}).items()
+        remarks += [text for path, text in differing if evaluated or not is_measured(path)]
         return TableRow(
             method=method,
             seeds=len(cell.values),
@@ -67,28 +74,10 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
             estimate=paired.difference if paired else None,
             verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
             cost=table.costs[method],
-            remark="; ".join(filter(None, remarks)),
+            remark="; ".join(remarks),
         )
 
     return [row(method, cell, cell.paired) for method, cell in cells.items()]
-
-
-def _lost(table: Table, method: str, cell: Cell) -> list[str]:
-    """That the values of a method are those of lost runs."""
-    rate = table.collapses[method].losses.rate
-    return ["of lost runs, since none survived"] if cell.values and 0 < rate.hits == rate.count else []
-
-
-def _differing(table: Table, method: str, outcome: Outcome) -> list[str]:
-    """The settings of a method that differ from the baseline's and can change an outcome."""
-    evaluated = outcome.name.startswith("eval/")
-    return [text for path, text in table.differs.get(method, {}).items() if evaluated or not is_measured(path)]
-
-
-def _remark(cell: Cell, outcome: Outcome) -> str:
-    """What the verdict alone hides, what the seeds could show, or why there is no interval."""
-    remarks = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
-    return "; ".join(filter(None, remarks)) or (cell.summary.how if cell.summary.low is None else "")
 
 
 def in_words(paired: Paired, outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Mean, Range, Settled, State
+from rlstab.core.random import GOLDEN
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
@@ -110,14 +111,14 @@ class GiGPO(AdvantageEstimator):
         return unread | ({} if self.weight else {"gamma": "`weight` is 0, so no return is read."})
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        returns, states = responses.evidence("turn_rewards").double().clone(), responses.evidence("turn_states")
+        returns = responses.evidence("turn_rewards").double().clone()
         for index in reversed(range(returns.shape[1] - 1)):
             returns[:, index] += self.gamma * returns[:, index + 1]
-        of_turns, present = torch.zeros_like(returns), states > 0
-        of_turns[present] = grpo(returns[present], _anchors(responses)[present], std=self.std, epsilon=self.epsilon)
+        # all returns where there is no turn are 0, and so are advantages among equal returns
+        of_turns = grpo(returns.flatten(), _anchors(responses).flatten(), std=self.std, epsilon=self.epsilon)
         of_episodes = grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon)
         turn = responses.evidence("turn").long().clamp(0, max(returns.shape[1] - 1, 0))
-        return of_episodes.unsqueeze(-1) + self.weight * of_turns.gather(1, turn)
+        return of_episodes.unsqueeze(-1) + self.weight * of_turns.view_as(returns).gather(1, turn)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """The share of turns that began in a state of no other turn."""
@@ -128,7 +129,4 @@ class GiGPO(AdvantageEstimator):
 
 def _anchors(responses: ResponseBatch) -> Tensor:
     """``(S, K)`` int64, one number for each state of each group."""
-    states = responses.evidence("turn_states").long()
-    pairs = torch.stack([responses.group.unsqueeze(-1).expand_as(states), states], -1)
-    anchors: Tensor = torch.unique(pairs.reshape(-1, 2), dim=0, return_inverse=True)[1]
-    return anchors.reshape(states.shape)
+    return responses.group.unsqueeze(-1) * GOLDEN + responses.evidence("turn_states").long()

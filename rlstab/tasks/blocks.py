@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlstab.errors import DataError, MissingSignal
 from rlstab.tasks import Block, Example
+from rlstab.tasks.attempts import offers
 
 
 def require_blocks(task: Any, reader: str) -> None:
@@ -22,26 +23,10 @@ def require_blocks(task: Any, reader: str) -> None:
     Raises:
         MissingSignal: it has no method ``blocks``.
     """
-    if not callable(getattr(task, "blocks", None)):
+    if not offers(task, "blocks"):
         raise MissingSignal(
             f"{reader} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
         )
-
-
-def told_blocks(task: Any, examples: Sequence[Example], texts: Sequence[str]) -> tuple[list[list[Block]], list[str]]:
-    """The blocks of each text by the task, and an error for each text for which the task failed.
-
-    As with rewards, a failure of the task costs the response its blocks and does not end the run.
-    """
-    blocks: list[list[Block]] = []
-    errors: list[str] = []
-    for example, text in zip(examples, texts, strict=True):
-        try:
-            blocks.append(_checked(task.blocks(example, text), text))
-        except Exception as error:  # tasks are user code
-            blocks.append([])
-            errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
-    return blocks, errors
 
 
 def block_evidence(
@@ -59,7 +44,7 @@ def block_evidence(
     - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 means none.
 
     Args:
-        blocks: the blocks of each response, by :func:`told_blocks`.
+        blocks: the blocks of each response, by :func:`checked_blocks`.
         texts: the whole answers, as the task saw them.
         answers: the tokens of each response, including those that were not sampled.
         prefixes: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
@@ -112,13 +97,13 @@ def token_blocks(
     return numbers
 
 
-def _checked(blocks: Any, text: str) -> list[Block]:
-    """The blocks, if they follow one another in the text.
+def checked_blocks(task: Any, example: Example, text: str) -> list[Block]:
+    """The blocks of a text by the task, if they follow one another.
 
     Raises:
         DataError: they do not, or a reward or an outcome is not valid.
     """
-    end, checked = 0, list(blocks)
+    end, checked = 0, list(task.blocks(example, text))
     for block in checked:
         lies = isinstance(block, Block) and end <= block.start < block.stop <= len(text)
         if not lies or not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:

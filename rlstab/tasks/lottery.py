@@ -17,17 +17,20 @@ class Lottery(Chain):
     In the first turn an even number wins 1, whatever the sum is. In the second turn the policy wins ``stake`` if a hash
     of the prompt and of what it writes is odd, which nothing that it learns can predict. The score is the sum of both:
     by the score of the whole response, the noise of the second turn drowns the first; by the reward of each turn, it
-    does not. With ``stake=0`` there is no noise, and credit by turn has nothing to separate. Held-out prompts have no
-    stake, so that evaluations score the first turn alone.
+    does not. With ``stake=0`` no noise reaches the tokens of the first turn, but its own reaches those of the second.
+    With ``shared`` credit by turn can separate nothing at all: it only makes the gradient longer. Held-out prompts have
+    no stake, so that evaluations score the first turn alone.
 
     Args:
         stake: what the second turn may win, at least 0.
+        shared: whether each turn earns half of the score, so that the rewards of turns do not tell the turns apart.
 
     Raises:
         OutOfRange: for a setting outside its range.
     """
 
     stake: float = 4.0
+    shared: bool = False
     name = "lottery"
 
     def __post_init__(self) -> None:
@@ -53,7 +56,8 @@ class Lottery(Chain):
         second, end, _ = rest.partition("$")
         held_out = zlib.crc32(str(example.answer).encode()) % EVAL_SHARE == 0
         won = bool(end) and not held_out and zlib.crc32(f"{example.prompt} {second}".encode()) % 2 == 1
-        return [float(re.fullmatch("-?[0-9]?[02468]", first) is not None), self.stake * won]
+        rewards = [float(re.fullmatch("-?[0-9]?[02468]", first) is not None), self.stake * won]
+        return [sum(rewards) / 2] * 2 if self.shared else rewards
 
     def score(self, example: Example, completion: str) -> float:
         """The sum of both turns' rewards. Never raises, whatever the text."""

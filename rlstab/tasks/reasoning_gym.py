@@ -54,7 +54,20 @@ class ReasoningGym:
 
         self.name, self._settings, self._factory = settings.dataset, settings, factory
         self.size: dict[Split, int | None] = {"train": None, "eval": settings.eval_size}
-        self._check_names()
+        if self.name in EXECUTING:
+            raise OutOfRange(
+                f"task.dataset: the scorer of {self.name!r} executes completions as Python. Choose another data set."
+            )
+        if self.name not in factory.DATASETS:
+            raise UnknownName(
+                f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, factory.DATASETS)}"
+            )
+        options = {option.name for option in dataclasses.fields(factory.DATASETS[self.name][1])} - {"seed", "size"}
+        for name in settings.options.keys() - options:
+            raise UnknownName(
+                f"task.options: reasoning-gym's {self.name!r} has no setting {name!r} (its seed and size follow from "
+                f"task.seed and task.eval_size). {did_you_mean(name, options)}"
+            )
         digest = hashlib.sha256(f"{self.name} {settings.seed}".encode()).digest()
         self._first_block = int.from_bytes(digest[:8], "big")
         self._block = lru_cache(2)(self._make_block)  # the newest ones: a run asks for one index after the other
@@ -91,18 +104,3 @@ class ReasoningGym:
     def _make_block(self, split: Split, block: int) -> Any:
         start = (self._first_block + block) % BLOCKS + (BLOCKS if split == "eval" else 0)
         return self._factory.create_dataset(self.name, seed=start * BLOCK, size=BLOCK, **self._settings.options)
-
-    def _check_names(self) -> None:
-        if self.name in EXECUTING:
-            raise OutOfRange(
-                f"task.dataset: the scorer of {self.name!r} executes completions as Python. Choose another data set."
-            )
-        data_sets = self._factory.DATASETS
-        if self.name not in data_sets:
-            raise UnknownName(f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, data_sets)}")
-        options = {option.name for option in dataclasses.fields(data_sets[self.name][1])} - {"seed", "size"}
-        for name in self._settings.options.keys() - options:
-            raise UnknownName(
-                f"task.options: reasoning-gym's {self.name!r} has no setting {name!r} (its seed and size follow from "
-                f"task.seed and task.eval_size). {did_you_mean(name, options)}"
-            )

@@ -195,11 +195,21 @@ def score(
         stop: once set, scores that are still missing are left out.
         whole: the responses with their special tokens, for rewards that ask for them; None if no reward does.
     """
-    outcomes = {}
+    outcomes: dict[str, list[Scored]] = {}
     for reward in rewards:
-        read = texts if whole is None or not reward.special_tokens else whole
-        pairs = [*zip(examples, read, strict=True)]
-        outcomes[reward.name] = _outcomes(reward.workers or task.workers, task, pairs, stop)
+        read, scored = texts if whole is None or not reward.special_tokens else whole, list[Scored]()
+        if workers := reward.workers or task.workers:
+            jobs = [(example.prompt, text, example.answer) for example, text in zip(examples, read, strict=True)]
+            scored = workers.score(jobs, stop)
+        else:  # by the scorer of the task in this process
+            for example, text in zip(examples, read, strict=True):
+                if stop is not None and stop.is_set():
+                    break
+                try:
+                    scored.append(Scored(finite(task.score(example, text))))
+                except (Exception, SystemExit) as error:  # an error of user code belongs to this sample
+                    scored.append(Scored(error=in_one_line(error)))
+        outcomes[reward.name] = scored
     count = min(map(len, outcomes.values()))  # fewer than texts once `stop` is set
     parts = {
         name: torch.tensor([outcome.score for outcome in scored[:count]], dtype=torch.float64)
@@ -235,19 +245,3 @@ def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequ
 def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
     zero = torch.zeros((), dtype=torch.float64)
     return sum((reward.weight * parts[reward.name] for reward in rewards), zero)
-
-
-def _outcomes(
-    workers: Workers | None, task: Task, pairs: Sequence[tuple[Example, str]], stop: threading.Event | None
-) -> list[Scored]:
-    """The scores of a reward, in the order of the texts; without workers, by the scorer of the task in this process."""
-    if workers is not None:
-        return workers.score([(example.prompt, text, example.answer) for example, text in pairs], stop)
-    return [_of_task(task, *pair) for pair in pairs if stop is None or not stop.is_set()]
-
-
-def _of_task(task: Task, example: Example, text: str) -> Scored:
-    try:
-        return Scored(finite(task.score(example, text)))
-    except (Exception, SystemExit) as error:  # an error of user code belongs to this sample
-        return Scored(error=str(error) if isinstance(error, ScorerError) else in_one_line(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,8 @@ if TYPE_CHECKING:  # workers import this room without pydantic
 #: Where each row is, and its fields.
 Rows: TypeAlias = Iterable[tuple[str, Mapping[str, Any]]]
 
-#: An example of a correct line.
-LINE = json.dumps({"prompt": "2+3=", "answer": "5"})
+#: What to do about a line that is none.
+WRITE = 'Write one JSON object per line, such as {"prompt": "2+3=", "answer": "5"}.'
 
 
 def read_rows(settings: JsonlSettings | DatasetSettings) -> tuple[Rows, Rows]:
@@ -44,26 +43,23 @@ def _jsonl_rows(path: str) -> Rows:
     try:
         with Path(path).open("rb") as file:  # bytes: lines end only at \n, and each has its own encoding error
             for number, line in enumerate(file, start=1):
-                if line.strip():
-                    empty = False
-                    yield _parsed(f"{path}, line {number}", line)
+                if not line.strip():
+                    continue
+                empty, where = False, f"{path}, line {number}"
+                try:
+                    # utf-8-sig: some editors put a byte order mark before the first line
+                    row = parse_json(line.decode("utf-8-sig"), _no_constant)
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{where}: is not UTF-8 ({error.reason}). Save the file in UTF-8.") from error
+                except ValueError as error:
+                    raise DataError(f"{where}: is not valid JSON ({error}). {WRITE}") from error
+                if not isinstance(row, dict):
+                    raise DataError(f"{where}: is {kind_of(row)}, not an object. {WRITE}")
+                yield where, row
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
     if empty:
-        raise DataError(f"{path}: has no examples. Write one JSON object per line, such as {LINE}.")
-
-
-def _parsed(where: str, line: bytes) -> tuple[str, Mapping[str, Any]]:
-    try:
-        # utf-8-sig: some editors put a byte order mark before the first line
-        row = parse_json(line.decode("utf-8-sig"), _no_constant)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: is not UTF-8 ({error.reason}). Save the file in UTF-8.") from error
-    except ValueError as error:
-        raise DataError(f"{where}: is not valid JSON ({error}). Write one object per line, such as {LINE}.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: is {kind_of(row)}, not an object. Write one object per line, such as {LINE}.")
-    return where, row
+        raise DataError(f"{path}: has no examples. {WRITE}")
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -90,7 +90,9 @@ def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[s
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         kind = f"the field {settings.answer_field!r} is {kind_of(answer)}"
         raise DataError(f"{where}: {kind}, neither a text nor a number. Write the right answer as a text.")
-    pattern, text = getattr(settings, "right_answer_pattern", None), in_digits(answer)
+    # a whole float has no decimals, since a column of integers may hold floats
+    is_integer = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
+    pattern, text = getattr(settings, "right_answer_pattern", None), str(int(answer) if is_integer else answer)
     right = text if pattern is None else find_answer(pattern, text)
     if right is None:
         end = text[-60:]
@@ -99,12 +101,6 @@ def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[s
         kind = f"the field {settings.prompt_field!r} is {kind_of(prompt)}"
         raise DataError(f"{where}: {kind}. Write a text, or a list of messages such as {MESSAGE}.")
     return where, prompt, right
-
-
-def in_digits(answer: str | float) -> str:
-    """An answer as a text; a whole float has no decimals, since a column of integers may hold floats."""
-    is_integer = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
-    return str(int(answer) if is_integer else answer)
 
 
 def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: str) -> Any:

@@ -5,42 +5,28 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstab.core.turns import context_of, turns_of
+from rlstab.core.turns import context_of, starts_of, turns_of
 from rlstab.errors import DataError
 from rlstab.tasks import Example
+from rlstab.tasks.attempts import attempt, offers
 
 
-def replies(task: Any) -> bool:
-    """Whether a task has an environment that replies, see :class:`rlstab.tasks.HasTurns`."""
-    return callable(getattr(task, "reply", None))
+def reply_tokens(task: Any, example: Example, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
+    """The tokens of a reply to an answer; None if there is none.
 
-
-def has_turn_rewards(task: Any) -> bool:
-    """Whether a task rewards each turn."""
-    return callable(getattr(task, "turn_rewards", None))
-
-
-def reply_tokens(
-    task: Any,
-    example: Example,
-    text: str,
-    encode: Callable[[str], list[int]],
-    failed: Callable[[str], None],
-) -> list[int] | None:
-    """The tokens of a reply to an answer; None if there is none, or if the task failed, which ends the response."""
-    try:
-        reply = task.reply(example, text)
-        tokens = None if reply is None else encode(reply)
-        if tokens is not None and not tokens:
-            raise DataError("`reply` returned a text without a token. Return None to end the response.")
-    except Exception as error:  # tasks are user code, and a tokenizer may lack a character
-        failed(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
-        return None
+    Raises:
+        DataError: the reply has no tokens.
+    """
+    reply = task.reply(example, text)
+    tokens = None if reply is None else encode(reply)
+    if tokens is not None and not tokens:
+        raise DataError("`reply` returned a text without a token. Return None to end the response.")
     return tokens
 
 
@@ -68,29 +54,23 @@ def turn_evidence(
         failed: takes an error of the task; all turns of that response earn 0.
     """
     turns, replied = turns_of(mask), context_of(mask) & ~mask
-    counts = torch.where(mask, turns + 1, 0).amax(-1).tolist() if mask.numel() else []
+    counts = starts_of(mask).sum(-1).tolist()
     earned = torch.zeros((len(examples), max(counts, default=0)), dtype=torch.float64)
     states = torch.zeros(earned.shape, dtype=torch.int64)
     for row, (example, text, count) in enumerate(zip(examples, texts, counts, strict=True)):
-        rewards_of_turns = _rewards(task, example, text, count, float(rewards[row]), failed)
-        earned[row, :count] = torch.tensor(rewards_of_turns, dtype=torch.float64)
+        of_turns = [0.0] * (count - 1) + [float(rewards[row])] * (count > 0)
+        if offers(task, "turn_rewards"):
+            of_turns = attempt(partial(_rewards, count=count), task, example, text, failed, [0.0] * count)
+        earned[row, :count] = torch.tensor(of_turns, dtype=torch.float64)
         for turn in range(count):  # no reply comes before the first one
             reply = ids[row][replied[row] & (turns[row] == turn - 1)]
             states[row, turn] = 1 + zlib.crc32(reply.numpy().tobytes())
     return {"turn_rewards": earned, "turn_states": states}
 
 
-def _rewards(
-    task: Any, example: Example, text: str, count: int, reward: float, failed: Callable[[str], None]
-) -> list[float]:
+def _rewards(task: Any, example: Example, text: str, count: int) -> list[float]:
     """The rewards of the ``count`` turns of a response."""
-    if not has_turn_rewards(task):
-        return [0.0] * (count - 1) + [reward] * (count > 0)
-    try:
-        values = [float(value) for value in task.turn_rewards(example, text)]
-        if len(values) < count or not all(map(math.isfinite, values)):
-            raise DataError(f"`turn_rewards` returned {values} for {count} turns. Return a finite number for each.")
-    except Exception as error:  # tasks are user code
-        failed(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
-        return [0.0] * count
+    values = [float(value) for value in task.turn_rewards(example, text)]
+    if len(values) < count or not all(map(math.isfinite, values)):
+        raise DataError(f"`turn_rewards` returned {values} for {count} turns. Return a finite number for each.")
     return values[:count]

@@ -14,7 +14,7 @@ import resource
 import signal
 import struct
 import sys
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rlstab.errors import ScorerError
 from rlstab.files import in_one_line
@@ -43,47 +43,29 @@ def main() -> None:
         os.dup2(null, standard)
     try:
         parent, scorer, time_limit, memory = pickle.loads(_read(orders))
-        _die_with(parent)
+        if sys.platform == "linux":  # the kernel kills this process when its parent ends, even by SIGKILL
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+            if os.getppid() != parent:  # it ended before this call
+                os._exit(1)
         scorer.prepare()
-        _limit(memory)
+        _lower(resource.RLIMIT_AS, memory, for_good=True)
+        # no growing file, no core dump, no new process (but for root)
+        for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+            _lower(which, 0, for_good=True)
     except BaseException as error:  # the waiting process gets every error
-        return _answer(answers, 0.0, _words(error))
+        return _answer(answers, 0.0, error)
     _answer(answers, 0.0)  # ready
     while job := _read(orders):
-        _limit_cpu(time_limit)
+        usage = resource.getrusage(resource.RUSAGE_SELF)  # of the CPU; the parent's limit is of wall-clock time
+        _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + time_limit) + 1, for_good=False)
         try:
-            _answer(answers, finite(scorer.score(*_loaded(job))))
+            try:
+                prompt, completion, answer = pickle.loads(job)
+            except Exception as error:  # a user-defined class may raise anything
+                raise ScorerError(f"the answer cannot be read by a worker: {in_one_line(error)}. {PLAIN}") from error
+            _answer(answers, finite(scorer.score(prompt, completion, answer)))
         except BaseException as error:  # an error of user code, SystemExit included, belongs to this completion
-            _answer(answers, 0.0, _words(error))
-
-
-def _loaded(job: bytes) -> tuple[str, str, Any]:
-    try:
-        prompt, completion, answer = pickle.loads(job)
-    except Exception as error:  # a user-defined class may raise anything
-        raise ScorerError(f"the answer cannot be read by a worker: {in_one_line(error)}. {PLAIN}") from error
-    return prompt, completion, answer
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, even by SIGKILL. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:  # it ended before this call
-            os._exit(1)
-
-
-def _limit(memory: int) -> None:
-    """Allow only ``memory`` bytes of address space, no growing file, no core dump, no new process (but for root)."""
-    _lower(resource.RLIMIT_AS, memory, for_good=True)
-    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
-        _lower(which, 0, for_good=True)
-
-
-def _limit_cpu(seconds: float) -> None:
-    """Let the kernel end this process after this many more seconds of CPU time."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1, for_good=False)
+            _answer(answers, 0.0, error)
 
 
 def _lower(which: int, limit: int, *, for_good: bool) -> None:
@@ -92,13 +74,9 @@ def _lower(which: int, limit: int, *, for_good: bool) -> None:
     resource.setrlimit(which, (soft, soft if for_good else hard))
 
 
-def _words(error: BaseException) -> str:
-    plain = isinstance(error, ScorerError)
-    return (str(error) if plain else f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
-
-
-def _answer(pipe: int, score: float, error: str | None = None) -> None:
-    os.write(pipe, json.dumps([score, error]).encode("ascii") + b"\n")
+def _answer(pipe: int, score: float, error: BaseException | None = None) -> None:
+    reason = None if error is None else in_one_line(error)[:LONGEST_ERROR]
+    os.write(pipe, json.dumps([score, reason]).encode("ascii") + b"\n")
 
 
 def _read(pipe: BinaryIO) -> bytes:

@@ -18,16 +18,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import rlstab
-from rlstab.errors import ConfigError, ScorerError
+from rlstab.errors import ConfigError, ScorerError, how_ended
 from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer
 from rlstab.tasks.worker_process import LENGTH, LONGEST_LINE, PLAIN
@@ -139,22 +139,19 @@ class Workers:
 
         Args:
             jobs: what to score.
-            stop: once set, results that are still missing are left out.
+            stop: once set, results that are still missing are left out; an error sets it.
 
         Raises:
             ScorerError: a worker cannot start.
         """
         outcomes: dict[int, Scored] = {}
-        indices, given_up = iter(range(len(jobs))), threading.Event()
-
-        def cancelled() -> bool:
-            return given_up.is_set() or (stop is not None and stop.is_set())
+        indices, stopped = iter(range(len(jobs))), stop or threading.Event()
 
         def serve(slot: int) -> None:
             for index in indices:  # shared: each job goes to one worker
-                if cancelled():
+                if stopped.is_set():
                     return
-                outcome = self._worker(slot, cancelled).ask(jobs[index], self.time_limit, cancelled)
+                outcome = self._worker(slot, stopped).ask(jobs[index], self.time_limit, stopped)
                 if outcome is None:
                     return
                 outcomes[index] = replace(outcome, error=self._explained(outcome.error))
@@ -164,18 +161,18 @@ class Workers:
             try:
                 list(pool.map(serve, range(count)))
             except BaseException:
-                given_up.set()
+                stopped.set()
                 raise
         return [outcomes[index] for index in takewhile(outcomes.__contains__, range(len(jobs)))]
 
-    def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
+    def _worker(self, slot: int, stopped: threading.Event) -> _Worker:
         worker = self._workers.get(slot)
         if worker is None or worker.process.poll() is not None:
             if worker is not None:
                 worker.end()
             worker = self._workers[slot] = _Worker(self.environment)
             order = os.getpid(), self.scorer, self.time_limit, int(self.memory * 2**30)
-            started = worker.ask(order, START, cancelled)
+            started = worker.ask(order, START, stopped)
             if started not in (Scored(), None):
                 worker.end()
                 reason = (started and self._explained(started.error)) or f"it was not ready after {START:g} s"
@@ -205,14 +202,12 @@ class _Worker:
 
     def __init__(self, environment: Sequence[str]) -> None:
         self.process = _STARTER.submit(_popen, environment).result()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._into, self._out = self.process.stdin, self.process.stdout.fileno()
+        self._into, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout).fileno()
         self._events = select.poll()
         self._events.register(self._out, select.POLLIN)
 
-    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Scored | None:
-        """Its answer, or how it ended. It is killed when its time is up and when the call is cancelled; then None."""
+    def ask(self, job: Any, time_limit: float, stopped: threading.Event) -> Scored | None:
+        """Its answer, or how it ended. It is killed when its time is up, and once nobody waits for it; then None."""
         deadline, line = time.monotonic() + time_limit, b""
         try:
             content = pickle.dumps(job)
@@ -223,7 +218,7 @@ class _Worker:
             self._into.flush()
         while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
             left = deadline - time.monotonic()
-            if left <= 0 or cancelled():
+            if left <= 0 or stopped.is_set():
                 self.end()
                 return Scored(timed_out=True) if left <= 0 else None
             if self._events.poll(1000 * min(left, LOOK)):
@@ -232,7 +227,10 @@ class _Worker:
                     with suppress(subprocess.TimeoutExpired):
                         self.process.wait(1.0)  # after closing its pipe it is about to end
                     self.end()
-                    return _how_ended(self.process.returncode)
+                    code = self.process.returncode
+                    if code == -signal.SIGXCPU:
+                        return Scored(timed_out=True)
+                    return Scored(error=f"the process that scored it {how_ended(code)}")
                 line += piece
         with suppress(ValueError, TypeError, RecursionError):
             score, reason = json.loads(line)
@@ -246,14 +244,6 @@ class _Worker:
         self.process.kill()
         with suppress(OSError), self.process:  # waits, and closes the pipes
             pass
-
-
-def _how_ended(code: int) -> Scored:
-    """The result of a process that ended before it answered, by its exit code."""
-    if code == -signal.SIGXCPU:
-        return Scored(timed_out=True)
-    ending = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return Scored(error=f"the process that scored it {ending}")
 
 
 def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:

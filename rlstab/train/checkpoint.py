@@ -24,7 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlstab.core.saved_state import dump_state, load_state
-from rlstab.errors import CheckpointError, ConfigError
+from rlstab.errors import CheckpointError, ConfigError, reason
+from rlstab.files import checksum_of_file
 from rlstab.hub import first_line
 from rlstab.safe_read import read_json
 from rlstab.train.engine import Engine, as_shard_of, gathered
@@ -73,7 +74,9 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
                 plain, tensors = dump_state(saved)
                 save_file(tensors, writing / _TENSORS)
                 paths = sorted(writing.rglob("*"))  # a tokenizer may write folders
-                sums = {path.relative_to(writing).as_posix(): _sum_of(path) for path in paths if path.is_file()}
+                sums = {
+                    path.relative_to(writing).as_posix(): checksum_of_file(path) for path in paths if path.is_file()
+                }
                 record = {"rollout": progress.rollouts, "run": dict(about), "files": sums, **plain}
                 text = json.dumps({**record, "sha256": _sum(record)}, indent=1)
                 (writing / INDEX).write_text(text, encoding="utf-8")
@@ -137,7 +140,9 @@ def read(path: Path) -> dict[str, Any] | None:
     record = _index(path)
     if not record or record["rollout"] != number(path):
         return None
-    intact = all((path / name).is_file() and _sum_of(path / name) == sha256 for name, sha256 in record["files"].items())
+    intact = all(
+        (path / name).is_file() and checksum_of_file(path / name) == sha256 for name, sha256 in record["files"].items()
+    )
     return record if intact else None
 
 
@@ -176,9 +181,8 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else first_line(error)
         raise kind(
-            f"{getattr(error, 'filename', None) or path} cannot be written: {reason}. Fix that and continue: "
+            f"{getattr(error, 'filename', None) or path} cannot be written: {reason(error)}. Fix that and continue: "
             f"`rlstab train` with --resume, `rlstab bench` with --retry."
         ) from error
 
@@ -192,11 +196,6 @@ def _index(path: Path) -> dict[str, Any]:
 
 def _sum(record: Any) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _sum_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,16 +27,18 @@ from rlstab.core.objective import active_methods
 from rlstab.core.stats import Settled
 from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError
+from rlstab.models.decoding import Decoder
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
-from rlstab.tasks import Example, Task
-from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
+from rlstab.tasks import Block, Example, Task
+from rlstab.tasks.attempts import attempt, offers
+from rlstab.tasks.blocks import block_evidence, checked_blocks, require_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
-from rlstab.tasks.turns import has_turn_rewards, replies, reply_tokens, turn_evidence
+from rlstab.tasks.turns import reply_tokens, turn_evidence
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
@@ -46,6 +48,14 @@ EVALUATION_SEED = 1_000_003
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
+
+
+class _Draft(NamedTuple):
+    """A rollout in the making: the policy that samples it, the progress before it, and its metrics."""
+
+    policy: Policy
+    progress: Progress
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -102,51 +112,40 @@ class Generator:
         by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
         return bool(self.stages.needs & BLOCKS) or by_method
 
-    def require_turns(self) -> None:
-        """Check that the task provides the turns that are read, and nothing that several turns do not allow.
+    def require_task(self) -> None:
+        """Check that the task provides the blocks and turns that are read, and nothing that they do not allow.
 
         Raises:
-            MissingSignal: the task has no turns, or no rewards of turns.
-            ConfigError: the task has turns, and blocks are read; or it is flaky, which affects no rewards of turns.
+            MissingSignal: the task has no blocks, no turns, or no rewards of turns.
+            ConfigError: blocks are read of responses with several turns; or the task is flaky, which affects neither
+                rewards of blocks nor those of turns.
         """
-        if self.blocks and replies(self.task):
-            raise ConfigError(f"blocks are read, and responses of '{self.task.name}' have several turns. Read turns.")
+        name, several_turns, flaky = self.task.name, offers(self.task, "reply"), flaky_share(self.task)
+        if self.blocks:
+            stage = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
+            require_blocks(self.task, stage or "the method that reads 'block_ids'")
+            if stage and flaky:
+                raise ConfigError(
+                    f"{stage} reads the rewards of blocks, of which '{name}' loses none. Set task.flaky to 0."
+                )
+            if several_turns:
+                raise ConfigError(f"blocks are read, and responses of '{name}' have several turns. Read turns.")
         for reader in (*active_methods(self.run.composition), *self.stages):
             read = reader.needs & TURNS
-            if read and not replies(self.task):
+            if read and not several_turns:
                 raise MissingSignal(
-                    f"'{reader.name}' reads '{min(read)}', and responses of '{self.task.name}' have one turn. Give the "
-                    f"task `reply`, see rlstab.tasks.HasTurns."
+                    f"'{reader.name}' reads '{min(read)}', and responses of '{name}' have one turn. Give the task "
+                    f"`reply`, see rlstab.tasks.HasTurns."
                 )
-            if "turn_reward" in read and not has_turn_rewards(self.task):
+            if "turn_reward" in read and not offers(self.task, "turn_rewards"):
                 raise MissingSignal(
-                    f"'{reader.name}' reads 'turn_reward', and '{self.task.name}' rewards no turns. Give the task "
+                    f"'{reader.name}' reads 'turn_reward', and '{name}' rewards no turns. Give the task "
                     f"`turn_rewards`, see rlstab.tasks.HasTurns."
                 )
-            if read and flaky_share(self.task):
+            if read and flaky:
                 raise ConfigError(
-                    f"'{reader.name}' reads turns, whose rewards '{self.task.name}' does not lose. Set task.flaky to 0."
+                    f"'{reader.name}' reads turns, whose rewards '{name}' does not lose. Set task.flaky to 0."
                 )
-
-    def require_blocks(self) -> None:
-        """Check that the task provides the blocks that are read.
-
-        Raises:
-            MissingSignal: the task has no blocks.
-            ConfigError: the task is flaky, which affects no rewards of blocks.
-        """
-        if not self.blocks:
-            return
-        reader = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
-        require_blocks(self.task, reader or "the method that reads 'block_ids'")
-        if reader and flaky_share(self.task):
-            raise ConfigError(
-                f"{reader} reads the rewards of blocks, of which '{self.task.name}' loses none. Set task.flaky to 0."
-            )
-
-    def start(self) -> Progress:
-        """The progress of a run that has not begun."""
-        return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
 
     def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
         """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
@@ -165,13 +164,13 @@ class Generator:
         Raises:
             MethodError: a stage returned something other than the interface asks for.
         """
-        policy, drawn = self.policy(), self.run.rollout.prompts
-        parts = [self._answers(policy, progress, 0, drawn, metrics)]
+        draft, drawn = _Draft(self.policy(), progress, metrics), self.run.rollout.prompts
+        parts = [self._answers(draft, 0, drawn)]
         learnt = parts[0].responses  # the responses to learn from so far
         if not count_nonfinite(learnt.rewards, self.comm):
             for expander in self.stages.expanders:
-                learnt, drawn = self._expand(expander, policy, progress, parts, learnt, drawn, metrics)
-        sampled, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
+                learnt, drawn = self._expand(draft, expander, parts, learnt, drawn)
+        sampled, states = Rollout.joined(parts, draft.policy.pad_id), dict(progress.stages)
         finite = not count_nonfinite(sampled.rewards, self.comm)
         if finite:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
@@ -182,32 +181,6 @@ class Generator:
         rollout, lag = sampled.rows(rows[sampled.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
         rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
-
-    # -- prompts -----------------------------------------------------------------------------------------------------
-
-    def _select(self, policy: Policy, progress: Progress, first: int, count: int) -> Tensor:
-        selector, size = self.stages.selector, self.task.size["train"]
-        features = partial(self._features, policy)
-        offer = Offer(progress.made, first, count, progress.drawn + first, size, self.run.seed, features)
-        chosen = selector.select(offer, progress.stages[selector.name])
-        fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
-        if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):
-            raise MethodError(
-                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts, "
-                f"from 0 to below {size or 'any'}. Change its function."
-            )
-        return chosen
-
-    @torch.no_grad()
-    def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
-        """``(n, width)`` float64 mean input embedding of each prompt."""
-        ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
-        hidden = policy.model.get_input_embeddings()(sent(ids, policy.device)).cpu().double()
-        mean: Tensor = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
-        return mean
-
-    def _draw(self, numbers: Sequence[int]) -> list[Example]:
-        return [self.task.example("train", number) for number in numbers]
 
     # -- sampling and scoring ----------------------------------------------------------------------------------------
 
@@ -235,35 +208,29 @@ class Generator:
             greedy: take the most probable token instead of sampling.
             cut: sample with the top-p and top-k of the run.
         """
-        run, needs = self.run, {"entropies"}
+        run, needs = self.run, {"logprobs", "entropies"}
         settings = run.rollout if cut else run.rollout.model_copy(update={"top_p": 1.0, "top_k": 0})
         if split == "train":
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
             needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
+        seed = run.seed if split == "train" else EVALUATION_SEED
+        decoder = Decoder(policy, settings, seed, sorted(needs), run.composition.signal_options, greedy)
         parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
 
         def reply(example: Example, answer: list[int]) -> list[int] | None:
-            return reply_tokens(self.task, example, self._texts(policy, [answer])[0], policy.encode_text, errors.append)
+            text, ask = self._texts(policy, [answer])[0], partial(reply_tokens, encode=policy.encode_text)
+            return attempt(ask, self.task, example, text, errors.append, None)
 
         with metrics.phase("sample"):
-            for part in sample(
-                policy,
-                examples,
-                planned,
-                settings,
-                seed=run.seed if split == "train" else EVALUATION_SEED,
-                begun=begun,
-                needs=needs,
-                options=run.composition.signal_options,
-                greedy=greedy,
-                reply=reply if replies(self.task) else None,
-            ):
+            answer_to = reply if offers(self.task, "reply") else None
+            for part in sample(decoder, examples, planned, begun=begun, reply=answer_to):
                 answers = part.answers()
                 texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
-        self._report_turns("reply", errors, metrics)
+        if offers(self.task, "reply"):
+            self._report_errors("turns/errors", errors, f"reply raised on rank {self.rank}", metrics)
         with metrics.phase("score"):
             scores = Scores.joined([job.result() for job in jobs], self.rewards)
         return Rollout.joined(parts, policy.pad_id), scores
@@ -272,37 +239,49 @@ class Generator:
         special = not self.task.keeps_special_tokens
         return [policy.decode(answer, skip_special_tokens=special) for answer in answers]
 
-    def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
+    def _answers(self, draft: _Draft, first: int, count: int) -> Rollout:
         """This rank's answers to the next ``count`` prompts of all ranks, with shaped rewards."""
-        group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
-        indices = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
-        repeats = torch.arange(len(indices)).repeat_interleave(group)
-        group_ids = (progress.made * self.slots + first + indices)[repeats]
-        examples, within = self._draw(chosen[indices].tolist()), torch.arange(group).repeat(len(indices))
+        progress, selector, size = draft.progress, self.stages.selector, self.task.size["train"]
+
+        @torch.no_grad()
+        def features(numbers: Tensor) -> Tensor:
+            """``(n, width)`` float64 mean input embedding of each prompt."""
+            prompts = [self.task.example("train", number) for number in numbers.tolist()]
+            ids, mask = draft.policy.encode(prompts, self.run.rollout)
+            embedding = draft.policy.model.get_input_embeddings()
+            hidden = embedding(sent(ids, draft.policy.device)).cpu().double()
+            mean: Tensor = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+            return mean
+
+        offer = Offer(progress.made, first, count, progress.drawn + first, size, self.run.seed, features)
+        chosen = selector.select(offer, progress.stages[selector.name])
+        fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
+        if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):
+            raise MethodError(
+                f"'{selector.name}': select returned {chosen!r:.60}, expected ({count},) int64 numbers of prompts, "
+                f"from 0 to below {size or 'any'}. Change its function."
+            )
+        indices, group = torch.arange(count), self.run.rollout.group
+        indices = indices[(first + indices) % self.world == self.rank]
+        group_ids = (progress.made * self.slots + first + indices).repeat_interleave(group)
+        prompt_ids = chosen[indices].repeat_interleave(group)
+        examples = [example for n in chosen[indices].tolist() for example in [self.task.example("train", n)] * group]
         planned = ResponseBatch.of(
-            torch.zeros(len(repeats)),
+            torch.zeros(len(group_ids)),
             group_ids,
             limit=self.run.rollout.max_new_tokens,
-            sequence_ids=group_ids * group + within,
-            prompt_ids=chosen[indices][repeats],
+            sequence_ids=group_ids * group + torch.arange(group).repeat(len(indices)),
+            prompt_ids=prompt_ids,
         )
-        return self._scored(policy, [examples[index] for index in repeats.tolist()], planned, None, progress, metrics)
+        return self._scored(draft, examples, planned, None)
 
-    def _branches(
-        self,
-        policy: Policy,
-        progress: Progress,
-        rollout: Rollout,
-        learnt: ResponseBatch,
-        request: Expansion,
-        metrics: Metrics,
-    ) -> Rollout:
+    def _branches(self, draft: _Draft, rollout: Rollout, learnt: ResponseBatch, request: Expansion) -> Rollout:
         """Branches from the pivots of some responses of this rank, with shaped rewards.
 
         Raises:
             ConfigError: the task has several turns.
         """
-        if replies(self.task):
+        if offers(self.task, "reply"):
             raise ConfigError(
                 f"a stage branches from inside a response, and those of '{self.task.name}' have several turns. Remove "
                 f"the stage, or take another task."
@@ -327,20 +306,19 @@ class Generator:
             given=pivots.repeat_interleave(branches),
             pivot=(pivots.double() / learnt.lengths[parents]).repeat_interleave(branches),
         )
-        return self._scored(policy, examples, planned, begun, progress, metrics)
+        return self._scored(draft, examples, planned, begun)
 
     def _scored(
-        self,
-        policy: Policy,
-        examples: Sequence[Example],
-        planned: ResponseBatch,
-        begun: Sequence[Sequence[int]] | None,
-        progress: Progress,
-        metrics: Metrics,
+        self, draft: _Draft, examples: Sequence[Example], planned: ResponseBatch, begun: Sequence[Sequence[int]] | None
     ) -> Rollout:
-        """:meth:`answered` with the evidence of rewards, and shaped rewards."""
+        """:meth:`answered` with the evidence of rewards, and shaped rewards: every shaper sees those of the scorer."""
+        policy, progress, metrics = draft
         rollout, scores = self.answered(policy, "train", examples, planned, metrics, begun=begun)
-        self._report_scorer(scores, rollout.texts, metrics)
+        late = [text for text, is_late in zip(rollout.texts, scores.timed_out.tolist(), strict=True) if is_late]
+        metrics.add("scorer/timeouts", len(late))
+        if late:
+            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
+        self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
         extra, flaky, true_rewards = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
@@ -353,85 +331,60 @@ class Generator:
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
-            extra |= self._block_evidence(policy, rollout, metrics)
-        if replies(self.task):
             errors = list[str]()
-            tokens, rewards = (rollout.response_ids, rollout.response_mask), scores.rewards
-            extra |= turn_evidence(self.task, examples, rollout.texts, *tokens, rewards, errors.append)
-            self._report_turns("turn_rewards", errors, metrics)
-            signals["turn"] = turns_of(rollout.response_mask).float() * rollout.response_mask
-        responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
-        return self._shape(replace(rollout, signals=signals, responses=responses), progress)
-
-    def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
-        """The evidence about blocks that the task gives for some responses."""
-        blocks, errors = told_blocks(self.task, rollout.examples, rollout.texts)
-        metrics.add("blocks/errors", len(errors))
-        if errors:
-            self.say("blocks raised, none for the response", errors[0])
-        given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
-        decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
-        return block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
-
-    def _report_turns(self, name: str, errors: Sequence[str], metrics: Metrics) -> None:
-        if replies(self.task):
-            metrics.add("turns/errors", len(errors))
-        if errors:
-            self.say(f"{name} raised on rank {self.rank}", errors[0])
-
-    def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
-        metrics.add("scorer/errors", len(scores.errors))
-        late = [text for text, timed_out in zip(texts, scores.timed_out.tolist(), strict=True) if timed_out]
-        metrics.add("scorer/timeouts", len(late))
-        if late:
-            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
-        if scores.errors:
-            self.say(f"scorer raised on rank {self.rank}, reward 0", scores.errors[0])
-
-    # -- stages ------------------------------------------------------------------------------------------------------
-
-    def _shape(self, rollout: Rollout, progress: Progress) -> Rollout:
-        """The rollout with shaped rewards: every shaper sees those of the scorer, and what they return is added."""
-        rewards = rollout.rewards
+            blocks: list[list[Block]] = [
+                attempt(checked_blocks, self.task, example, text, errors.append, [])
+                for example, text in zip(rollout.examples, rollout.texts, strict=True)
+            ]
+            self._report_errors("blocks/errors", errors, "blocks raised, none for the response", metrics)
+            given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
+            decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
+            extra |= block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
+        if offers(self.task, "reply"):
+            errors, mask = list[str](), rollout.response_mask
+            texts, ids = rollout.texts, rollout.response_ids
+            extra |= turn_evidence(self.task, examples, texts, ids, mask, scores.rewards, errors.append)
+            self._report_errors("turns/errors", errors, f"turn_rewards raised on rank {self.rank}", metrics)
+            signals["turn"] = turns_of(mask).float() * mask
+        responses, rewards = replace(rollout.responses, rewards=scores.rewards, extra=extra), scores.rewards
+        rollout = replace(rollout, signals=signals, responses=responses)
         if self.stages.shapers and not count_nonfinite(rewards, self.comm):
             for shaper in self.stages.shapers:
                 evidence, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
                 stat, _ = measure_all(shaper, [evidence], state, self.comm)
                 caller, added = f"'{shaper.name}': shape", shaper.shape(evidence, stat, state)
                 rewards = rewards + checked_output(added, caller, [(len(evidence),)], MethodError).double()
-        return replace(rollout, responses=rollout.responses.reshaped(rewards))
+        return replace(rollout, responses=responses.reshaped(rewards))
+
+    def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
+        metrics.add(metric, len(errors))
+        if errors:
+            self.say(what, errors[0])
+
+    # -- stages ------------------------------------------------------------------------------------------------------
 
     def _expand(
-        self,
-        expander: RolloutExpander,
-        policy: Policy,
-        progress: Progress,
-        parts: list[Rollout],
-        learnt: ResponseBatch,
-        drawn: int,
-        metrics: Metrics,
+        self, draft: _Draft, expander: RolloutExpander, parts: list[Rollout], learnt: ResponseBatch, drawn: int
     ) -> tuple[ResponseBatch, int]:
         """Ask an expander again for as long as it wants fresh prompts.
 
         Returns:
             the responses to learn from, and how many prompts of the rollout are chosen by now.
         """
-        state = progress.stages[expander.name]
+        state = draft.progress.stages[expander.name]
         for number in range(expander.rounds):
-            sampled = Rollout.joined(parts, policy.pad_id)
+            sampled = Rollout.joined(parts, draft.policy.pad_id)
             evidence = sampled.seen_by(expander.needs).select(torch.isin(sampled.sequence_ids, learnt.sequence_ids))
             stat, _ = measure_all(expander, [evidence], state, self.comm)
             request = expander.expand(evidence, stat, state, self.run.seed)
             request.require(expander.name, evidence)
             learnt = evidence if request.drop is None else evidence.select(~request.drop)
-            fresh: list[Rollout] = []
-            branching = torch.tensor(
-                [float(0 if request.parents is None else len(request.parents))], dtype=torch.float64
-            )
-            if float(self.comm.sum(branching)):  # if any rank samples, all do: they join the same collectives
-                fresh.append(self._branches(policy, progress, sampled, evidence, request, metrics))
+            fresh, parents = list[Rollout](), () if request.parents is None else request.parents
+            # if any rank samples branches, all do: they join the same collectives
+            if float(self.comm.sum(torch.tensor([float(len(parents))], dtype=torch.float64))):
+                fresh.append(self._branches(draft, sampled, evidence, request))
             if request.fresh and number + 1 < expander.rounds:
-                fresh.append(self._answers(policy, progress, drawn, request.fresh, metrics))
+                fresh.append(self._answers(draft, drawn, request.fresh))
                 drawn += request.fresh
             parts += fresh
             learnt = ResponseBatch.joined([learnt, *(part.responses for part in fresh)]) if fresh else learnt
@@ -453,7 +406,7 @@ class Generator:
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(sampled.response_mask.sum()))
-        if replies(self.task):
+        if offers(self.task, "reply"):
             metrics.mean("response/turns", float((answers.evidence("turn_states") > 0).sum()), count)
         prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)

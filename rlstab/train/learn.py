@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,14 +40,6 @@ from rlstab.train.tracking import Metrics
 FRESH = frozenset({"logprobs", "sum_p_sq"})
 
 
-@dataclass(frozen=True)
-class Refusals:
-    """How many optimizer steps of a rollout were refused because of NaN or Inf, and why the last one was."""
-
-    steps: int = 0
-    why: str = ""
-
-
 class Learner:
     """Estimates advantages and makes optimizer steps.
 
@@ -80,7 +72,18 @@ class Learner:
         """
         stage, state = self.run.pipeline.estimator, progress.stages[self.run.pipeline.estimator.name]
         with metrics.phase("estimate"), self.engine.gathered_policy() as policy:
-            responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))
+            # what the rollout lacks, or has only from an older policy
+            fresh, evidence, size = stage.needs & FRESH, dict[str, Tensor](), self.settings.micro_batch_size
+            if fresh:
+                values_of = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
+                evidence |= {name: rollout.packed(values) for name, values in values_of.items()}
+            for name in stage.needs - fresh - rollout.responses.extra.keys():
+                if name == "squared_gradient":
+                    unequal = ~rollout.responses.even
+                    evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
+                else:
+                    evidence[name] = rollout.packed(rollout.signals[name])
+            responses = rollout.responses.knowing(evidence)
             stat, after = advance(stage, responses, state, self.comm, metrics)
             raw = stage.advantages(responses, stat, state)
             raw = rollout.unpacked(raw) if isinstance(raw, Tensor) and raw.shape == rollout.response_mask.shape else raw
@@ -88,32 +91,29 @@ class Learner:
         advantages = checked_output(raw, f"'{stage.name}': advantages", shapes, MethodError).double().float()
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
 
-    def _evidence_for(self, needs: Set[str], rollout: Rollout, policy: Policy) -> dict[str, Tensor]:
-        """Evidence that the estimator reads and that the rollout lacks, or has only from an older policy."""
-        fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
-        if fresh:
-            evidence = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
-            evidence = {name: rollout.packed(values) for name, values in evidence.items()}
-        for name in needs - fresh - rollout.responses.extra.keys():
-            if name == "squared_gradient":
-                unequal = ~rollout.responses.even
-                evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
-            else:
-                evidence[name] = rollout.packed(rollout.signals[name])
-        return evidence
-
     # -- optimizer steps ---------------------------------------------------------------------------------------------
 
-    def learn(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Progress, Refusals]:
-        """Make all optimizer steps of one rollout. A step with NaN or Inf is refused, counted, and changes nothing."""
-        refused, nonfinite = Refusals(), count_nonfinite(rollout.rewards, self.comm)
+    def learn(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Progress, str]:
+        """Make all optimizer steps of one rollout. A step with NaN or Inf is refused, counted, and changes nothing.
+
+        Returns:
+            the progress, and why the last of the refused steps was; empty if none was refused.
+        """
+        reason, nonfinite = "", count_nonfinite(rollout.rewards, self.comm)
         if nonfinite:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
             reason = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
-            return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, reason)
+            return replace(progress, optimizer_steps=progress.optimizer_steps + steps), reason
         rollout, progress = self._estimated(rollout, progress, metrics)
-        rollout = self._with_old_logprobs(rollout, metrics)
+        # the denominator of the ratio: from one more forward, or from the sampler
+        rollout = replace(rollout, signals={**rollout.signals, "logprobs": rollout.signals["rollout_logprobs"]})
+        if self.settings.old_logprobs == "recompute":
+            all_rows = torch.arange(len(rollout))
+            with metrics.phase("recompute"):
+                rollout = self._refreshed(rollout, all_rows)
+            _compare_sampler(rollout, all_rows, metrics)
+        rollout = replace(rollout, signals={**rollout.signals, "old_logprobs": rollout.signals["logprobs"]})
         with metrics.phase("train"):
             for first, rows in self._mini_batches(rollout.group_ids):
                 progress = replace(progress, optimizer_steps=progress.optimizer_steps + 1)
@@ -122,20 +122,10 @@ class Learner:
                 if step.refusal is not None:
                     self.engine.zero_grad()
                     metrics.count("optimizer_steps/refused")
-                    refused = Refusals(refused.steps + 1, step.refusal)
+                    reason = step.refusal
                 elif not step.moves_weights:
                     metrics.count("optimizer_steps/skipped")
-        return progress, refused
-
-    def _with_old_logprobs(self, rollout: Rollout, metrics: Metrics) -> Rollout:
-        """The rollout with the denominator of the ratio: from one more forward, or from the sampler."""
-        rollout = replace(rollout, signals={**rollout.signals, "logprobs": rollout.signals["rollout_logprobs"]})
-        if self.settings.old_logprobs == "recompute":
-            all_rows = torch.arange(len(rollout))
-            with metrics.phase("recompute"):
-                rollout = self._refreshed(rollout, all_rows)
-            _compare_sampler(rollout, all_rows, metrics)
-        return replace(rollout, signals={**rollout.signals, "old_logprobs": rollout.signals["logprobs"]})
+        return progress, reason
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
         """For each optimizer step, whether it is the first of the rollout, and the rows of this rank in it.

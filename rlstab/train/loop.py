@@ -63,7 +63,7 @@ from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider, require_provider_names
-from rlstab.train.learn import Learner, Refusals
+from rlstab.train.learn import Learner
 from rlstab.train.other_models import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
@@ -114,7 +114,7 @@ def train(
     Args:
         run: from :func:`rlstab.config.load_run`.
         resume: continue from the newest whole checkpoint in ``tracking.out``; start if there is no run.
-        overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the new one has a checkpoint.
+        overwrite: replace a run in ``tracking.out``, once everything that can fail before the first rollout was tried.
         console: where to print; None prints to standard error, with a progress bar only on a terminal.
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
@@ -228,13 +228,12 @@ class Trainer:
         self.generator = Generator(
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
-        self.generator.require_blocks()
-        self.generator.require_turns()
+        self.generator.require_task()
         self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
-        self.progress = self.generator.start()
+        self.progress = Progress(0, 0, 0, 0, run.composition.init_state(), run.pipeline.init_state())
         if self.latest is not None:
             restored = partial(self.generator.restored, self.policy)
             self.progress = Progress.restored(checkpoint.load(self.latest, self.engine), restored)
@@ -254,13 +253,13 @@ class Trainer:
                 self._stop_if_asked()
                 rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 self._stop_if_asked()
-                progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
+                progress, reason = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == first:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
                         require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
-                self._count_refused(refused)
+                self._count_refused(metrics.counts.get("optimizer_steps/refused", 0), reason)
                 self._write_samples(rollout, number)
                 values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
                 if interval and (number % interval == 0 or number == total):
@@ -268,10 +267,10 @@ class Trainer:
                 self._log(values, number)
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
-                    self._save(planned=True)
+                    self._save()
                 if self._watch(values, number):
                     if self.latest is None or checkpoint.number(self.latest) != number:
-                        self._save(planned=False)
+                        self._save()
                     break
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
@@ -307,7 +306,16 @@ class Trainer:
             self.generator.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group too
                 tracker.finish()
-        return self._finish()
+        self.accelerator.wait_for_everyone()  # the first process may still be writing
+        result = RunResult(self.out, read_records(self.out / METRICS))
+        if folder is not None and self.latest is not None:  # the last rollout has a checkpoint
+            folder.keep_newest(self.latest)  # a kill may have prevented it after the last save
+            for text in summary(result.records):
+                say(self.console, text)
+            out = str(self.out)
+            for text in (f"folder: {out} (every metric: {command('report', out)})", f"next: {command('look', out)}"):
+                say(self.console, text, copied=True)
+        return result
 
     def _stop_if_asked(self) -> None:
         """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
@@ -315,19 +323,19 @@ class Trainer:
         if not number:
             return
         if rollouts and (self.latest is None or checkpoint.number(self.latest) != rollouts):
-            self._save(planned=False)
+            self._save()
         raise Stopped(number, rollouts, self.run.optimisation.rollouts, self.latest)
 
-    def _count_refused(self, refused: Refusals) -> None:
-        every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
-        self.refused = self.refused + refused.steps if every_step else 0
-        if refused.why and self.main:
-            tell(self.console, "refused", refused.why)
+    def _count_refused(self, steps: int, reason: str) -> None:
+        every_step = steps == self.run.optimisation.optimizer_steps_per_rollout
+        self.refused = self.refused + steps if every_step else 0
+        if reason and self.main:
+            tell(self.console, "refused", reason)
         if self.refused >= MAX_REFUSED:
             saved = checkpoint.checkpoints(self.out / CHECKPOINTS)
             newest = f"{saved[-1]} is the newest checkpoint." if saved else "There is no checkpoint yet."
             raise NonFinite(
-                f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
+                f"{self.refused} optimizer steps in a row were refused, the last because: {reason} Lower "
                 f"optimisation.lr. {newest}"
             )
 
@@ -371,26 +379,11 @@ class Trainer:
             lines += line(sample | ({"timed_out": True} if index in late else {}))
         self.folder.append(SAMPLES, lines)
 
-    def _save(self, *, planned: bool) -> None:
+    def _save(self) -> None:
         about = self.folder.identity() if self.folder is not None else {}
         self.latest = checkpoint.save(self.out / CHECKPOINTS, self.progress, self.engine, about)
         if self.folder is not None:
             self.folder.keep_newest(self.latest)
-            if planned:
-                self.folder.forget_replaced()
-
-    def _finish(self) -> RunResult:
-        self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read_records(self.out / METRICS))
-        if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
-            self.folder.forget_replaced()  # a kill may have prevented it after the last save
-            self.folder.keep_newest(self.latest)  # a kill may have prevented this, too
-            for text in summary(result.records):
-                say(self.console, text)
-            out = str(self.out)
-            for text in (f"folder: {out} (every metric: {command('report', out)})", f"next: {command('look', out)}"):
-                say(self.console, text, copied=True)
-        return result
 
 
 def plain_torch() -> None:

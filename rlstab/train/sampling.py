@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlstab.config.settings import RolloutSettings
 from rlstab.models.decoding import Decoder
-from rlstab.models.policy import Policy
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
@@ -26,16 +24,11 @@ NEXT_TURN = 2**40
 
 @torch.no_grad()
 def sample(
-    policy: Policy,
+    decoder: Decoder,
     examples: Sequence[Example],
     planned: ResponseBatch,
-    settings: RolloutSettings,
     *,
-    seed: int,
     begun: Sequence[Sequence[int]] | None = None,
-    needs: Set[str] = frozenset(),
-    options: Mapping[str, float] | None = None,
-    greedy: bool = False,
     reply: Reply | None = None,
 ) -> Iterator[Rollout]:
     """Sample one response to each example, batch by batch.
@@ -45,16 +38,11 @@ def sample(
     is forwarded once.
 
     Args:
-        policy: the model to sample from.
+        decoder: the policy, and how it is sampled.
         examples: one per response; repeat an example for a group.
         planned: the responses, with their ids.
-        settings: length, temperature, batch size, stop texts.
-        seed: the seed of the run or of the evaluation.
         begun: for each response the tokens that its answer begins with, as many as ``planned.given`` says; they become
-            part of its prompt. They count towards ``settings.max_new_tokens``.
-        needs: signals to return.
-        options: numbers that define signals, such as ``min_p``.
-        greedy: take the most probable token instead.
+            part of its prompt. They count towards ``rollout.max_new_tokens``.
         reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
 
     Yields:
@@ -64,18 +52,13 @@ def sample(
     Raises:
         DataError: a prompt does not fit the model.
     """
-    begun = [tuple(tokens) for tokens in begun] if begun is not None else [()] * len(examples)
+    settings, begun = decoder.settings, [tuple(tokens) for tokens in begun or [()] * len(examples)]
     keys = [(example.messages or example.prompt, tokens) for example, tokens in zip(examples, begun, strict=True)]
-    first: dict[Any, int] = {}  # the first response with each prompt
-    for row, key in enumerate(keys):
-        first.setdefault(key, row)
-    number = {key: index for index, key in enumerate(first)}
-    ids, mask = policy.encode(
-        [examples[row] for row in first.values()], settings, [begun[row] for row in first.values()]
-    )
+    different = dict(zip(keys, examples, strict=True))  # prompts
+    number = {key: index for index, key in enumerate(different)}
+    ids, mask = decoder.policy.encode([*different.values()], settings, [tokens for _, tokens in different])
     prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
     room = settings.max_new_tokens - planned.given
-    decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
         part = planned.select(span)
@@ -85,7 +68,8 @@ def sample(
         rows = torch.arange(len(part))
         while reply is not None and len(rows):
             turn += 1
-            rollout, rows = _another_turn(rollout, rows, replace(decoder, seed=seed + turn * NEXT_TURN), reply)
+            later = replace(decoder, seed=decoder.seed + turn * NEXT_TURN)
+            rollout, rows = _another_turn(rollout, rows, later, reply)
         yield rollout
 
 

@@ -27,7 +27,6 @@ from rlstab.core.metrics import RunningMeans, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
-from rlstab.progress import PERIOD, TimeLeft
 
 #: A scalar. A tensor stays on its device until the metrics are collected, so that nothing waits for kernels.
 Number: TypeAlias = float | Tensor
@@ -110,21 +109,18 @@ def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console, r
     if not os.environ.keys() & {"WANDB_RUN_ID", "WANDB_RESUME"}:
         options |= {"id": run_id, "resume": "allow"}
     try:
-        if "wandb" in names and not _wandb_is_configured():
-            options["mode"] = "offline"
-            console.print("wandb: offline, since no login was found. Run `wandb login`, or later `wandb sync`.")
+        if "wandb" in names:
+            import wandb  # slow to import
+
+            if not (wandb.api.api_key or os.environ.keys() & {"WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"}):
+                options["mode"] = "offline"
+                console.print("wandb: offline, since no login was found. Run `wandb login`, or later `wandb sync`.")
         settings = flat(run.model_dump(mode="json"))
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
     except Exception as error:  # code of other packages, which reads files and calls servers
         raise ConfigError(
             f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Fix or remove it."
         ) from error
-
-
-def _wandb_is_configured() -> bool:
-    import wandb  # slow to import
-
-    return bool(wandb.api.api_key or os.environ.keys() & {"WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"})
 
 
 # -- progress on the console -----------------------------------------------------------------------------------------
@@ -152,9 +148,12 @@ class ProgressBar(bars.Progress):
     def __init__(self, console: Console, total: int, learnt: int, *, shown: bool) -> None:
         self._shown, self._total, self._last, self._evaluated = shown, total, -INTERVAL, dict[str, Any]()
         count = bars.MofNCompleteColumn(table_column=Column(no_wrap=True))  # on a narrow terminal the bar gives way
-        columns = count, bars.BarColumn(bar_width=BAR), bars.TextColumn("{task.description}"), TimeLeft()
+        left = bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
+        columns = count, bars.BarColumn(bar_width=BAR), bars.TextColumn("{task.description}"), left
         hidden = not (shown and console.is_terminal)
-        super().__init__(*columns, console=console, disable=hidden, speed_estimate_period=PERIOD)
+        super().__init__(
+            *columns, console=console, disable=hidden, speed_estimate_period=3600
+        )  # a step may take minutes
         self._task = self.add_task("", total=total, completed=learnt)
 
     def show(self, rollout: int, values: Values) -> None:
@@ -162,7 +161,7 @@ class ProgressBar(bars.Progress):
         self._evaluated |= {name: values[name] for name in ("eval/mean",) if name in values}
         values = {**values, **self._evaluated}
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]
-        rest = len(f"{self._total}/{self._total} ") + BAR + len("  about 00:00:00")
+        rest = len(f"{self._total}/{self._total} ") + BAR + len("  00:00:00")
         while self.console.is_terminal and len(parts) > 1 and len(" ".join(parts)) > self.console.width - rest:
             del parts[-1]
         text = " ".join(parts)

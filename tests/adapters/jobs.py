@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlstab import Gate, Terms, TokenObjective
+from rlstab import Gate, Mean, Terms, TokenObjective
 
 ROOT = Path(__file__).parents[2]
 CHAIN = ROOT / "rlstab" / "data" / "chain-tiny"
@@ -187,3 +187,14 @@ class Trouble(TokenObjective):
             return Terms(lr_scale=0.5 if now else 1.0)
         value = torch.nan if now else 1.0
         return Terms(gates={"": Gate(lambda ratio, constants: torch.full_like(ratio, value))})
+
+
+class ByTurn(TokenObjective):
+    """Adds to each token's advantage the number of its turn, and reports the mean."""
+
+    name = "by_turn"
+    needs = {"turn"}
+    writes = {"bonus"}
+
+    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
+        return Terms(bonus=batch.signal("turn"), report={"turn": Mean.of(batch.signal("turn"))})

@@ -74,6 +74,19 @@ def ppo(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=-surrogate[inputs.loss_mask].sum(), metrics={})
 
 
+def test_turns_follow_from_the_loss_mask() -> None:
+    rows = responses()
+    by_turn = [CLIP, {"name": f"{ROOT / 'tests' / 'adapters' / 'jobs.py'}:ByTurn"}]
+    further = {**rows, "advantages": []}
+    for mask, advantages in zip(rows["loss_mask"], rows["advantages"], strict=True):
+        seen = [(index, bool(counts)) for index, counts in enumerate(mask)]
+        starts = [index for index, counts in seen if counts and not (index and mask[index - 1])]
+        turns = [sum(start <= index for start in starts) - 1 for index, _ in seen]
+        further["advantages"].append(advantages + torch.tensor(turns).clamp(min=0))
+    assert not torch.equal(torch.cat(further["advantages"]), torch.cat(rows["advantages"]))
+    same(by_prime(custom(by_turn), rows), by_prime(custom([CLIP]), further))
+
+
 def test_the_losses_of_prime_rl_are_objectives() -> None:
     rows = responses()
     same(by_prime(custom([CLIP]), rows), by_prime(ppo, rows))

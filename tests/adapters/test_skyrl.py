@@ -55,6 +55,16 @@ def test_clip_higher_is_skyrls_own_loss(tmp_path: Path) -> None:
     assert ours["rates"] == theirs["rates"]
 
 
+def test_turns_follow_from_the_loss_mask(tmp_path: Path) -> None:
+    """SkyRL takes the rewards out of the batch before the update, so that those of turns are refused."""
+    done = run(tmp_path, [CLIP, {"name": f"{jobs.__file__}:ByTurn"}], updates=1)
+    mask = rollout(0)["loss_mask"]
+    second = sum(int(row[2:].sum()) for row in mask[::3])
+    assert done["metrics"][0][f"{NAME}/by_turn/turn"] == pytest.approx(second / int(mask.sum()))
+    with pytest.raises(MissingSignal, match="'turn_credit' reads 'turn_reward'"):
+        run(tmp_path, [CLIP, {"name": "turn_credit"}])
+
+
 def test_any_cut_is_the_same_step(four: dict[str, Any], tmp_path: Path) -> None:
     acts = [f"{NAME}/s2t/dropped", f"{NAME}/stare/gate"]
     assert all(four["metrics"][0][name] > 0 for name in acts)

@@ -68,6 +68,28 @@ def test_dapo_by_hand() -> None:
     assert metrics["ratio/clipped"] > 0
 
 
+def test_turns_follow_from_the_mask_unless_a_field_has_them() -> None:
+    values, credit = live(0), [*DAPO, {"name": "turn_credit"}]
+    bare, given = data(0), data(0)
+    for row, told in zip(bare, given, strict=True):
+        mask = torch.as_tensor(row.loss_fn_inputs["mask"].data)
+        sampled = mask.nonzero().flatten()
+        turn = torch.zeros(len(mask))
+        turn[int(sampled[0]) + 2 :] = float(sampled[1] > sampled[0] + 1)  # after the token of a tool
+        earned = (torch.as_tensor(row.loss_fn_inputs["advantages"].data) + turn) * mask
+        for datum in (row, told):
+            datum.loss_fn_inputs["turn_reward"] = tensor(earned)
+        told.loss_fn_inputs["turn"] = tensor(turn)
+    found, wanted, plain = (
+        torch.cat(torch.autograd.grad(TinkerLoss(objective)(rows, values)[0], values))
+        for objective, rows in ((credit, bare), (credit, given), (DAPO, bare))
+    )
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, plain)
+    with pytest.raises(MissingSignal, match="no 'turn_reward'"):
+        TinkerLoss(credit)(data(0), values)
+
+
 def test_the_order_of_the_data_does_not_matter() -> None:
     given, values = data(1, entropies=0.5), live(1)
     chain = [*DAPO, {"name": "random_mask", "share": 0.3}]

@@ -25,7 +25,7 @@ from rlstab.adapters.trl import RLStabGRPOTrainer, hooks, release
 from rlstab.adapters.trl.hooks import check_engine
 from rlstab.config import load_objective
 from rlstab.core.turns import turns_of
-from rlstab.errors import ConfigError, HostError, MissingSignal
+from rlstab.errors import ConfigError, HostError, MissingSignal, ShapeError
 from rlstab.hosts import facts
 from tests.adapters.jobs import ROOT, Trouble, defaults_of, farthest, model, same_weights, unmoved
 from tests.adapters.trl_jobs import config, prompts, reward, run, sampler, tokenizer, trainer_of
@@ -326,8 +326,22 @@ def test_what_a_tool_wrote_is_no_token(tmp_path: Path) -> None:
     assert int(seen[0].max()) == 1
     assert credited["log"][0]["rlstab/turn_credit/credit"] > 0
     assert farthest(credited["steps"][0], masked["steps"][0]) > 0.0
-    with pytest.raises(MissingSignal, match=r"'turn_credit' reads 'turn_reward', .*signals=\{'turn_reward'"):
+    with pytest.raises(
+        MissingSignal, match=r"the objective reads 'turn_reward', .*turn_rewards.*signals=\{'turn_reward'"
+    ):
         run(tmp_path, credit, max_steps=1)
+
+    def with_rewards(prompts: list[str], trainer: Any) -> Any:
+        rollout = with_tools(prompts, trainer)
+        rollout["turn_rewards"] = [[0.0, float(ids[0] % 2)] for ids in rollout["completion_ids"]]
+        return rollout
+
+    given = run(tmp_path, credit, max_steps=1, sampling=with_rewards, **TWO)
+    assert farthest(credited["steps"][0], given["steps"][0]) < 1e-6
+    with pytest.raises(ShapeError, match="a response has 2 turns and 3 rewards of turns"):
+        run(
+            tmp_path, credit, max_steps=1, sampling=lambda *both: {**with_tools(*both), "turn_rewards": [[0.0] * 3] * 8}
+        )
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:

@@ -194,8 +194,10 @@ def test_turns_follow_from_the_response_mask_of_the_agent_loop() -> None:
     from rlstab.adapters.verl.worker import require_from
 
     rolled = rollout(0)
-    for mask in rolled["columns"]["response_mask"]:
-        mask[1:2] = 0
+    for mask, sampled in zip(
+        *(rolled["columns"][name] for name in ("response_mask", "rollout_log_probs")), strict=True
+    ):
+        mask[1:2] = sampled[1:2] = 0  # as verl's agent loops write what a tool said
     mini = MiniBatch.of(batch_of(rolled, 0, 1), "cpu", {jobs.EOS})
     batch, _ = mini.batch(SimpleNamespace(needs=frozenset({"turn"})))
     assert torch.equal(batch.signal("turn"), (batch.position > 0).float())

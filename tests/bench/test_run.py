@@ -446,7 +446,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     assert "ValueError: bad luck" in shown
     (tmp_path / "metrics.jsonl").write_text('{"rollout": 1}\n[]\n{"rollout": 2, "reward/mean": 0.5}\n{"rol')
     assert [line["rollout"] for line in last_records(tmp_path)] == [1, 2]
-    monkeypatch.setattr(progress, "TAIL", 45)
+    monkeypatch.setattr("rlstab.bench.record.TAIL", 45)
     assert [line["rollout"] for line in last_records(tmp_path)] == [2]
 
 

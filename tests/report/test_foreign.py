@@ -14,7 +14,7 @@ from rlstab.report.collapse import fate_of
 from rlstab.report.comparison import compare, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
-from rlstab.report.run_folder import foreign
+from rlstab.report.run_reader import foreign
 from rlstab.report.runs import LeftOut, Loaded, RunRecord
 from tests.report.conftest import curves, place_run, record, write_run
 

@@ -23,6 +23,7 @@ from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.listing import running
 from rlstab.report.load import load_runs
+from rlstab.report.output import write_text
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord
 from rlstab.train.run_folder import RunFolder
@@ -423,3 +424,26 @@ def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
         "run.json is missing",
         "4 runs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    {
+        "a\0b": "embedded null byte",
+        "a\ud800b": "surrogates not allowed",
+        "file/x": "its folder is a file or a broken link",
+        "dangling/x": "its folder is a file or a broken link",
+        "n" * 300: "file name too long",
+        "dangling": "no such file or directory",
+        "loop": "too many levels of symbolic links",
+        ".": "is a directory",
+    }.items(),
+)
+def test_a_path_that_cannot_be_written_is_named_with_its_option(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("missing/deep")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ReportError) as raised:
+        write_text(tmp_path / name, "", "--export")
+    assert f"{tmp_path / name}: cannot be written: " in str(raised.value)
+    assert str(raised.value).endswith(f"{reason}. Give another path by --export.")

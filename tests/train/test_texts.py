@@ -9,6 +9,7 @@ import pytest
 
 from rlstab.config.settings import JsonlSettings, RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
+from rlstab.models.decoding import Decoder
 from rlstab.models.policy import load_policy, require_prompts
 from rlstab.preflight import preflight
 from rlstab.stages.response_batch import ResponseBatch
@@ -47,7 +48,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_text(tmp_path: Pat
         settings = RolloutSettings.model_validate({"stop": stop, "max_new_tokens": most, "batch_size": 5})
         require_prompts(policy, Countdown(), settings, watch)
         asked = ResponseBatch.of([0.0] * 6, limit=most, given=len(given))
-        parts = [*sample(policy, [Example("?", "")] * 6, asked, settings, begun=[given] * 6, seed=1)]
+        parts = [*sample(Decoder(policy, settings, 1, ["logprobs"]), [Example("?", "")] * 6, asked, begun=[given] * 6)]
         rollout, ended = Rollout.joined(parts, policy.pad_id), 0
         assert len(parts) == 2
         for answer, end in zip(rollout.answers(), rollout.responses.ended.tolist(), strict=True):

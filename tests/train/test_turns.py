@@ -12,6 +12,7 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.turns import context_of, turns_of
 from rlstab.errors import ConfigError, MissingSignal, OutOfRange
 from rlstab.look.gradient import gradient_of, shares_of
+from rlstab.models.decoding import Decoder
 from rlstab.models.policy import load_policy
 from rlstab.record import read_dump
 from rlstab.stages.response_batch import ResponseBatch
@@ -50,7 +51,8 @@ def sampled(policy: Any, reply: Any, batch_size: int, most: int = 24, greedy: bo
     settings = RolloutSettings.model_validate({"stop": "=", "max_new_tokens": most, "batch_size": batch_size})
     examples = [Countdown().example("train", index // 2) for index in range(6)]
     asked = ResponseBatch.of([0.0] * 6, torch.arange(6) // 2, limit=most)
-    parts = [*sample(policy, examples, asked, settings, seed=3, needs={"entropies"}, reply=reply, greedy=greedy)]
+    decoder = Decoder(policy, settings, 3, ["entropies", "logprobs"], greedy=greedy)
+    parts = [*sample(decoder, examples, asked, reply=reply)]
     return Rollout.joined(parts, policy.pad_id)
 
 

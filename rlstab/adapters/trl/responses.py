@@ -141,7 +141,7 @@ def batch_of(
     old, logprobs = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, logprobs, unread) if values is not None)
-    signals, unscored = held_signals(needs, inputs, COLUMNS, anchor, host="trl")
+    signals, unscored = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")
     signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
         signals["truncated"] = truncated(inputs, ends)

@@ -24,6 +24,7 @@ from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
 from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
+    COLUMNS,
     Inputs,
     Provider,
     batch_of,
@@ -40,6 +41,7 @@ from rlstab.core.method_settings import check_choices
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
+from rlstab.core.turns import turn_rewards_of
 from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import own_correction
 
@@ -115,10 +117,17 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """TRL's, plus identities that do not depend on how the responses are cut and shuffled."""
+        """TRL's, plus rewards of turns, and identities that do not depend on how the responses are cut and shuffled."""
         train = self.model.training
+        generated = super()._generate_and_score_completions(inputs)
+        if "turn_reward" in self.objective.needs - self._rlstab_providers.keys():
+            environments = getattr(self, "environments", None) or ()
+            rewards = [getattr(environment, "turn_rewards", None) for environment in environments]
+            rewards = rewards or [example.get("turn_rewards") for example in inputs]  # the columns of a rollout_func
+            if any(earned is not None for earned in rewards):
+                generated[COLUMNS["turn_reward"]] = turn_rewards_of(rewards, response_mask(generated))
         return stamp(
-            super()._generate_and_score_completions(inputs),
+            generated,
             first=self.state.global_step if train else 0,
             rank=self.accelerator.process_index,
             ranks=self.accelerator.num_processes,

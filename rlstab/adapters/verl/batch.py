@@ -16,7 +16,7 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.turns import turns_of
+from rlstab.core.turns import turn_rewards_of, turns_of
 from rlstab.hosts import facts
 from rlstab.record.writer import tensors_of
 
@@ -41,6 +41,7 @@ class MiniBatch:
         sequence_ids: ``(B,)`` int64, hashes of the tokens.
         group_ids: ``(B,)`` int64, hashes of the prompt's uid.
         prompts, responses: ``B`` arrays of token ids.
+        turn_rewards: of each response, what its agent loop earned turn by turn; None if it has no such list.
     """
 
     columns: Mapping[str, Tensor]
@@ -49,6 +50,7 @@ class MiniBatch:
     group_ids: Tensor
     prompts: list[np.ndarray]
     responses: list[np.ndarray]
+    turn_rewards: list[list[float] | None]
     evidence: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -74,6 +76,7 @@ class MiniBatch:
             group_ids=hashes([_bytes(uid) for uid in _listed(uids)], device),
             prompts=prompts,
             responses=responses,
+            turn_rewards=_turn_rewards(data, len(prompts)),
         )
 
     def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
@@ -81,10 +84,13 @@ class MiniBatch:
 
         Raises:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
+            ShapeError: an agent loop returned another number of rewards than turns.
         """
         needs = objective.needs
         signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
-        computed = {"truncated": self.truncated, "turn": turns_of(self.mask), **self.evidence}
+        computed = {"truncated": self.truncated, "turn": turns_of(self.written), **self.evidence}
+        if "turn_reward" in needs:
+            computed["turn_reward"] = turn_rewards_of(self.turn_rewards, self.written)
         signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
         signals |= {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
         basics = {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
@@ -104,7 +110,7 @@ class MiniBatch:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         had = {name: self.columns[column][rows] for name, column in COLUMNS.items() if column in self.columns}
         had["truncated"] = self.truncated[rows, None].expand(ids.shape)
-        had["turn"] = turns_of(self.mask[rows])
+        had["turn"] = turns_of(self.written[rows])
         tensors = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
         if SCORES in self.columns:
             tensors["rewards"] = self.columns[SCORES][rows].sum(1).float()
@@ -114,6 +120,12 @@ class MiniBatch:
     def mask(self) -> Tensor:
         """``(B, T)`` bool, True on tokens that the policy wrote and verl did not reject."""
         return self.columns["response_mask"].bool()
+
+    @property
+    def written(self) -> Tensor:
+        """``(B, T)`` bool, True on rejected tokens too: only they are masked and have a log-prob of the sampler."""
+        sampled = self.columns.get(COLUMNS["rollout_logprobs"])
+        return self.mask if sampled is None else self.mask | (sampled != 0)
 
 
 def wide_as(values: Tensor, width: int) -> Tensor:
@@ -133,6 +145,16 @@ def _ids(data: Any, name: str) -> list[np.ndarray]:
     prompt, response = data["prompts"].shape[1], data["responses"].shape[1]
     masks = dict(zip(("prompts", "responses"), data["attention_mask"].bool().split([prompt, response], 1), strict=True))
     return [ids[mask].cpu().numpy() for ids, mask in zip(values, masks[name], strict=True)]
+
+
+def _turn_rewards(data: Any, rows: int) -> list[list[float] | None]:
+    """Rewards of turns by the agent loop, or of tool calls; the newer trainer has them in one column with the rest."""
+    extra = tu.get(data, "extra_fields", default=[{}] * rows)
+    for name in ("turn_scores", "tool_rewards"):
+        rewards = tu.get(data, name, default=[fields.get(name) for fields in extra])
+        if any(rewards):
+            break
+    return list(rewards)
 
 
 def _listed(values: Any) -> list[Any]:

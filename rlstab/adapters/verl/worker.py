@@ -269,6 +269,9 @@ def require_from(config: Any, objective: Composition) -> None:
     signals = BY_ENGINE | {"truncated", "branch", "turn"} | (frozenset() if fused else FROM_LOGITS)
     signals |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     signals |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
+    turns = config.rollout.multi_turn
+    # of several calls in one turn, nothing says which of the rewards belong to it
+    signals |= {"turn_reward"} if turns.enable and turns.max_parallel_calls == 1 else set()
     host = adapted("verl")
     as_set = replace(host, name="verl with these settings", release="", gives=signals, live=host.live & signals)
     as_set.require(objective)
