@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from rlstab.console import capital
-from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
+from rlstab.logs.log import ALIASES, COMPLEMENTS, SUMS
 from rlstab.look.diagnosis import TOGETHER
 from rlstab.look.remedies import CAUSES, Remedy, remedies, table
 from rlstab.signs import SIGNS

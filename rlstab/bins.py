@@ -88,11 +88,6 @@ class Run:
     remarks: tuple[str, ...] = ()
     bins: dict[str, Curve] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def title(self) -> str:
-        """Its name for the reader."""
-        return self.path
-
     @cached_property
     def rollouts(self) -> int:
         """Last rollout with metrics; 0 without any."""

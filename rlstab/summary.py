@@ -31,7 +31,7 @@ def judged(records: Sequence[Mapping[str, Any]]) -> list[Sign]:
     for record in records:
         if record["rollout"] > 0:
             rows.log(record["rollout"], record)
-    return [sign for sign in signs(rows.run()) if sign.fired is not None]
+    return [sign for sign in signs(rows.run(watched=True)) if sign.fired is not None]
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from rlstab.config.document import flow
 from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
-from rlstab.hosts import CORRECTION_SETTING, HostSetting, facts, own_correction, trl_settings, verl_settings
+from rlstab.hosts import CORRECTION_SETTING, HOSTS, Host, HostSetting, facts, own_correction, verl_settings
 
 #: Engines of verl that the tests run.
 ENGINES = ("fsdp", "fsdp2")
@@ -68,7 +68,7 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
 
 
 def check_trl_settings(
-    config: Any, objective: Composition, *, derived: bool = False, title: str = "GRPOConfig"
+    config: Any, objective: Composition, *, derived: bool = False, host: Host = HOSTS["trl"]
 ) -> None:
     """Refuse settings that the objective replaces or contradicts, and steps that span generations.
 
@@ -76,20 +76,20 @@ def check_trl_settings(
         config: a ``GRPOConfig``, as TRL completed it, or an object with its attributes.
         objective: by which the trainer is to train.
         derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
-        title: the class of the config, in errors.
+        host: what it needs, and the class of the config.
 
     Raises:
         ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
     """
-    wrong, write = _misfits(config, objective, derived=derived)
+    wrong, write = _misfits(config, objective, host, derived=derived)
     if not wrong:
         return
-    lines = "\n  ".join(f"{title}.{sentence}." for sentence in wrong)
+    lines = "\n  ".join(f"{host.section}.{sentence}." for sentence in wrong)
     advice = f"Write {_keywords(write)}."
     if any(name in (*TRL_LOSS, "beta") for name in write):
         try:
             as_set = objective_of(config)
-            additions = _keywords(_misfits(config, load_objective(as_set))[1])
+            additions = _keywords(_misfits(config, load_objective(as_set), host)[1])
             advice += (
                 f"\n  Or train by these settings: objective={as_set!r}{f', with {additions}' if additions else ''}."
             )
@@ -98,9 +98,11 @@ def check_trl_settings(
     raise ConfigError(f"{lines}\n  {advice}")
 
 
-def _misfits(config: Any, objective: Composition, *, derived: bool = False) -> tuple[list[str], dict[str, Any]]:
+def _misfits(
+    config: Any, objective: Composition, host: Host, *, derived: bool = False
+) -> tuple[list[str], dict[str, Any]]:
     """A sentence for each setting that does not fit, and what to write."""
-    settings = trl_settings(objective)
+    settings = dict(host.settings(objective))
     if derived or not config.use_vllm:
         settings.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
     wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings)

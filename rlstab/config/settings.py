@@ -396,7 +396,7 @@ class RolloutSettings(Settings):
     max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="tokens of the longest response")
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="in training, draw from the likeliest of this mass"
+        1.0, description="in training, draw from the fewest likeliest tokens with this mass"
     )
     top_k: Every = Field(0, description="draw from so many likeliest tokens, in training; 0 is all")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
@@ -407,7 +407,9 @@ class RolloutSettings(Settings):
     )
     stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
-    chat_template: dict[str, JsonValue] | None = Field(None, description="variables, such as {enable_thinking: false}")
+    chat_template: dict[str, JsonValue] | None = Field(
+        None, description="variables of that template, such as {enable_thinking: false}"
+    )
 
     @model_validator(mode="after")
     def _of_the_template(self) -> RolloutSettings:
@@ -520,7 +522,9 @@ class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
     name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
-    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field("fp32", description="fsdp2: dtype of forwards")
+    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field(
+        "fp32", description="fsdp2: dtype of gathered weights"
+    )
     offload: Annotated[bool, Neutral()] = Field(False, description="fsdp2: shards and moments stay in host memory")
 
     @model_validator(mode="after")
@@ -568,7 +572,9 @@ class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), strict=False, description="besides metrics.jsonl")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        (), strict=False, description="trackers that are written next to metrics.jsonl"
+    )
     project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
     keep_checkpoints: Count = Field(2, description="how many newest checkpoints are kept")

@@ -120,31 +120,26 @@ def side_by_side(computations: Mapping[Key, Rounds[Result]], local: bool) -> Rou
     """
     results: dict[Key, Result] = {}
     requests: dict[Key, Sum | Gather | Read] = {}
-
-    def resume(key: Key, answer: Tensor | Sequence[Tensor] | None) -> None:
-        """Send an answer to one of them, or start it, and take its next request or its result."""
-        requests.pop(key, None)
-        try:
-            requests[key] = next(computations[key]) if answer is None else computations[key].send(answer)
-        except StopIteration as end:
-            results[key] = end.value
-
-    for key in computations:
-        resume(key, None)
-    while requests:
+    answers: dict[Key, Any] = dict.fromkeys(computations)  # None starts a computation
+    while answers:
+        for key, answer in answers.items():
+            requests.pop(key, None)
+            try:
+                requests[key] = computations[key].send(answer)
+            except StopIteration as end:
+                results[key] = end.value
+        answers = {}
         reads = {key: request.tensors for key, request in requests.items() if isinstance(request, Read)}
-        sums = {key: request.values for key, request in requests.items() if isinstance(request, Sum)}
-        gathers = {key: request for key, request in requests.items() if isinstance(request, Gather)}
-        if reads and not (local and (sums or gathers)):
+        if reads and (not local or len(reads) == len(requests)):
             copies = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
-            for key, tensors in reads.items():
-                resume(key, [next(copies) for _ in tensors])
+            answers = {key: [next(copies) for _ in tensors] for key, tensors in reads.items()}
             continue  # they may read again
+        sums = {key: request.values for key, request in requests.items() if isinstance(request, Sum)}
         if sums:
             total = yield Sum(torch.cat([values.reshape(-1) for values in sums.values()]))
             pieces = total.split([values.numel() for values in sums.values()])
-            for (key, values), piece in zip(sums.items(), pieces, strict=True):
-                resume(key, piece.view(values.shape))
-        for key, gather in gathers.items():
-            resume(key, (yield gather))
+            answers |= {key: piece.view(sums[key].shape) for key, piece in zip(sums, pieces, strict=True)}
+        for key, request in requests.items():
+            if isinstance(request, Gather):
+                answers[key] = yield request
     return {key: results[key] for key in computations}

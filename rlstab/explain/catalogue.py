@@ -18,7 +18,7 @@ from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import UnknownName, plain
 from rlstab.explain.stages import KINDS
-from rlstab.presets import PRESETS, Preset
+from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
@@ -35,13 +35,17 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     methods = [METHODS.get(name) for name in METHODS.names()]
     stages = [STAGES.get(name) for name in STAGES.names()]
     sections: list[tuple[str, list[tuple[str, str]]]] = []
+    presets: list[tuple[str, str]] = []
     for source, about in {**SOURCES, "": "against none of these sources"}.items():
         rows = [_told(cls, _sources(cls)[1:]) for cls in methods if _sources(cls)[0] == source]
         sections.append((f"{source or 'others'}: {about}", rows))
     for kind, (_, about) in KINDS.items():
         rows = [_told(cls) for cls in stages if issubclass(cls, kind)]
         sections.append((f"stages: {kind.kind}: {about}", rows))
-    sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
+    for name, preset in PRESETS.items():
+        parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
+        presets.append((name, f"{preset.about} {', '.join(parts)}"))
+    sections.append(("presets", presets))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
     sections.append(("examples, for --example", [(kind, ", ".join(names)) for kind, names in named.items()]))
     matching = [
@@ -67,11 +71,6 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
                 table.add_row(escape(name), escape(headline) + f"\n[dim]{escape(facts)}[/]" * bool(facts))
             yield f"[bold]{escape(heading)}[/]"
             yield Padding(table, (0, 0, 1, 2))
-
-
-def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
-    parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
-    return name, f"{preset.about} {', '.join(parts)}"
 
 
 def _told(cls: type[Method[Any]], also: Sequence[str] = ()) -> tuple[str, str]:

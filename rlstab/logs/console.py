@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlstab.console import counted
-from rlstab.logs.metric_aliases import known, translated
+from rlstab.logs.log import known, translated
 from rlstab.logs.trackers import Steps
 from rlstab.safe_read import as_number
 

@@ -18,8 +18,7 @@ from rlstab.bins import Run
 from rlstab.console import counted, ranges
 from rlstab.errors import ReportError, reason
 from rlstab.logs.console import printed
-from rlstab.logs.log import Rows
-from rlstab.logs.metric_aliases import known
+from rlstab.logs.log import Rows, known
 from rlstab.safe_read import as_number, as_step, parse_json, read_object
 
 #: A file in every checkpoint of transformers, and in the output folder if the trainer was asked to save it.
@@ -56,7 +55,12 @@ def read_text(path: Path, text: str) -> list[Run]:
         except ValueError as error:
             reason_not = f"is not JSON: {reason(error)}. Give that of a whole checkpoint."
     if (history := _history(data)) is not None:
-        runs = _trainer_state(path, history, as_step(data.get("max_steps")) if isinstance(data, dict) else None)
+        # the records of transformers; metrics of an evaluation begin with eval_, and the last record sums up
+        records = [(step, row) for row in history if isinstance(row, dict) and (step := step_of(row)) is not None]
+        damaged = len(history) - len(records)
+        left_out = [f"log_history: left out {counted(damaged, 'record')} without a step"] if damaged else []
+        planned = as_step(data.get("max_steps")) if isinstance(data, dict) else None
+        runs = logged(path, "TRL", records, left_out, planned=planned or None)
         if not runs:
             raise ReportError(f"{path}: no record of its log_history has a known metric, such as reward or grad_norm.")
         return runs
@@ -65,14 +69,14 @@ def read_text(path: Path, text: str) -> list[Run]:
     runs = _lines(path, text)
     is_text = "\0" not in text[:BINARY] and not read_object(text.lstrip().partition("\n")[0])  # nor JSON lines
     if not runs and data is None and is_text:
-        runs = max(_console(path, text), _tables(path, text), key=_points)
+        # other lines are normal in what a trainer printed, not damaged
+        remarks = ["it is not whole JSON, and is read as text"] if suffix == ".json" else []
+        writer, steps = printed(text, step_of, remarks)
+        candidates = logged(path, writer, steps, remarks), _tables(path, text)
+        runs = max(candidates, key=lambda runs: sum(len(steps) for run in runs for steps, _ in run.metrics.values()))
     if not runs:
         raise ReportError(f"{path}: {reason_not if suffix == '.json' else NO_LINE}")
     return runs
-
-
-def _points(runs: Sequence[Run]) -> int:
-    return sum(len(steps) for run in runs for steps, _ in run.metrics.values())
 
 
 def _history(data: Any) -> list[Any] | None:
@@ -116,7 +120,7 @@ def logged(
     rows = Rows(unit=unit)
     for step, values in steps:
         rows.log(step, values)
-    run = rows.run(str(path), writer, remarks, planned=planned, costs=True) if rows else None
+    run = rows.run(str(path), writer, remarks, planned=planned) if rows else None
     return [run] if run and rows.trained else []
 
 
@@ -152,22 +156,6 @@ def _lines(path: Path, text: str) -> list[Run]:
     writer = next((name for name in ("verl", "rlstab", "JSON lines") if name in writers), "")
     unit = "rollout" if writer == "rlstab" else "step"
     return logged(path, writer, steps, _left_out(damaged, "damaged line"), unit=unit)
-
-
-def _console(path: Path, text: str) -> list[Run]:
-    """What a trainer printed. Other lines are normal there, not damaged."""
-    remarks = ["it is not whole JSON, and is read as text"] if path.suffix.lower() == ".json" else []
-    writer, steps = printed(text, step_of, remarks)
-    return logged(path, writer, steps, remarks)
-
-
-def _trainer_state(path: Path, history: Sequence[Any], planned: int | None) -> list[Run]:
-    """The records of transformers. Metrics of an evaluation begin with eval_, and the last record sums up."""
-    records = [record for record in history if isinstance(record, dict) and step_of(record) is not None]
-    damaged = len(history) - len(records)
-    left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
-    steps = ((step_of(record) or 0, record) for record in records)
-    return logged(path, "TRL", steps, left_out, planned=planned or None)
 
 
 # -- wandb -------------------------------------------------------------------------------------------------------------

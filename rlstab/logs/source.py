@@ -25,19 +25,29 @@ READABLE = (
 DEPTH = 4
 
 
-def log_files(folder: Path) -> dict[str, list[Path]]:
-    """By kind, the files of logs in the output folder of a trainer; kinds in the order of preference."""
+def log_files(path: Path) -> dict[str, list[Path]]:
+    """By kind, the files of logs in the output folder of a trainer, or a file by its name.
+
+    Kinds are in the order of preference.
+    """
+    if not is_dir(path):
+        kinds = {".db": "database", ".wandb": "wandb"}
+        return {"TensorBoard" if ".tfevents." in path.name else kinds.get(path.suffix.lower(), "text"): [path]}
 
     def below(name: str) -> list[Path]:
-        paths = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
+        paths = (file for depth in range(DEPTH) for file in path.glob(f"{'*/' * depth}{name}"))
         # sorted by the time in the name of wandb's folder, or of TensorBoard's file
-        ordered = sorted(paths, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
-        return list({path.resolve(): path for path in ordered}.values())  # wandb's latest-run is a link to another
+        ordered = sorted(paths, key=lambda file: str(file) if file.suffix == ".wandb" else file.name)
+        return list({file.resolve(): file for file in ordered}.values())  # wandb's latest-run is a link to another
 
-    states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
+    def number_of(state: Path) -> int:
+        digits = state.parent.name.rpartition("-")[2]
+        return int(digits) if digits.isdecimal() else 0
+
+    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=number_of, reverse=True)
     return {
-        "TRL": [*([folder / STATE] if exists(folder / STATE) else []), *states],
-        "database": sorted(folder.glob("*.db"))[:1],
+        "TRL": [*([path / STATE] if exists(path / STATE) else []), *states],
+        "database": sorted(path.glob("*.db"))[:1],
         "verl": below("*.jsonl"),
         "wandb": below("*.wandb"),
         "TensorBoard": below("events.out.tfevents.*"),
@@ -52,18 +62,10 @@ def read_logs(path: Path) -> list[Run]:
     """
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
-    if is_dir(path):
-        files = log_files(path)
-    else:
-        kinds = {".db": "database", ".wandb": "wandb"}
-        kind = "TensorBoard" if ".tfevents." in path.name else kinds.get(path.suffix.lower())
-        if kind is None:
-            return read_text(path, text_at(path))
-        files = {kind: [path]}
     remarks: list[str] = []
-    for kind, paths in files.items():
+    for kind, paths in log_files(path).items():
         if paths and (runs := _READERS[kind](path, paths, remarks)):
-            return [replace(runs[0], remarks=(*runs[0].remarks, *remarks)), *runs[1:]]
+            return [replace(runs[0], remarks=(*runs[0].remarks, *remarks)), *runs[1:]] if remarks else runs
     hint = f"{'; '.join(remarks)}." if remarks else f"Give {READABLE}."
     raise ReportError(f"{path}: no log in it. {hint}")
 
@@ -78,12 +80,6 @@ def text_at(path: Path) -> str:
         return text_of(read_bytes(path))
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {reason(error)}. Give {READABLE}.") from error
-
-
-def _number_of(checkpoint: str) -> int:
-    """The step of a checkpoint, by the name of its folder; 0 without one."""
-    digits = checkpoint.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
 
 
 def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest: bool = False) -> list[Run]:
@@ -141,6 +137,7 @@ def _database(path: Path, files: Sequence[Path], remarks: list[str]) -> list[Run
 
 #: By kind, the runs in its files below a path; remarks receive what cannot be read.
 _READERS: Mapping[str, Callable[[Path, Sequence[Path], list[str]], list[Run]]] = {
+    "text": lambda path, files, remarks: read_text(path, text_at(path)),
     "TRL": partial(_longest, newest=True),
     "database": _database,
     "verl": _longest,

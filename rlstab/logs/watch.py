@@ -40,7 +40,7 @@ class Watch:
             signs that are new.
         """
         self.rows.log(step, values)
-        return self.new(self.rows.run())
+        return self.new(self.rows.run(watched=True))
 
     def new(self, run: Run) -> list[Sign]:
         """The signs of a run so far that it had not before; each is reported once, as it was then."""

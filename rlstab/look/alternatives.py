@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -101,15 +101,10 @@ class Alternative:
         acts_on: a key of :data:`ACTS_ON`, ``preset`` or ``run``.
         joins: ``added``, or ``in place of`` what it excludes.
         keys: of the methods that were added.
-        state: after the steps so far.
-        turns: by step, the angle to the gradient of the run, degrees.
-        lengths: by step, the length of the gradient, where that of the run is 1.
-        entropies: by step, what plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
-            rate, exact to first order; only with a model.
-        steps: their number.
-        shares: by action of :data:`rlstab.record.ACTIONS`, the sum over the steps of the share of the tokens.
-        total: sum of the gradient over all tokens.
-        tops: responses with the largest gradients, whose shares are not yet divided by the total.
+        turn: mean angle to the gradient of the run, degrees.
+        length: median length of the gradient, where that of the run is 1.
+        actions: by action of :data:`rlstab.record.ACTIONS`, the mean share of the tokens.
+        top: the :data:`RESPONSES` responses with the largest shares of the gradient.
     """
 
     objective: TokenObjective
@@ -117,40 +112,10 @@ class Alternative:
     acts_on: str
     joins: str
     keys: frozenset[str] = frozenset()
-    state: State = field(default_factory=dict)
-    turns: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    steps: int = 0
-    shares: dict[str, float] = field(default_factory=dict)
-    total: float = 0.0
-    tops: list[Top] = field(default_factory=list)
-
-    @property
-    def turn(self) -> float:
-        """Mean angle to the gradient of the run, degrees."""
-        return fmean(self.turns) if self.turns else 0.0
-
-    @property
-    def length(self) -> float:
-        """Median length of the gradient, where that of the run is 1."""
-        return median(self.lengths) if self.lengths else 1.0
-
-    @property
-    def entropy(self) -> float | None:
-        """The mean of :attr:`entropies`; None without a model."""
-        return fmean(self.entropies) if self.entropies else None
-
-    @property
-    def actions(self) -> Mapping[str, float]:
-        """By action, the mean share of the tokens."""
-        return {action: share / self.steps for action, share in self.shares.items() if share}
-
-    @property
-    def top(self) -> Sequence[Top]:
-        """The :data:`RESPONSES` responses with the largest shares of the gradient."""
-        total = self.total or 1.0
-        return [replace(x, share=x.share / total, tokens=[value / total for value in x.tokens]) for x in self.tops]
+    turn: float = 0.0
+    length: float = 1.0
+    actions: Mapping[str, float] = field(default_factory=dict)
+    top: Sequence[Top] = ()
 
     @property
     def acts(self) -> bool:
@@ -188,24 +153,25 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         steps: usable ones, in their order.
         asked: objectives by name instead of all; each is added like a method.
     """
-    run, indices = own_objective(steps), list(_spaced(steps))
+    run, sizes = own_objective(steps), [len(step.batch) for step in steps]
+    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
+    chosen_steps = {index: steps[index] for index in range(0, len(steps), stride) if sizes[index]}
     left_out: dict[str, str] = {}
     with no_fit_warnings():
         current = Alternative(compose(*run.members), "this run\u2019s objective", "run", "")
-        longest = max((int(steps[index].tensors["lengths"].max()) for index in indices), default=1)
+        longest = max((int(step.tensors["lengths"].max()) for step in chosen_steps.values()), default=1)
         methods = {name: (_acts_on(method), method) for name, method in (asked or {}).items()}
         alternatives = list(_joined(run, _every(run, longest) if asked is None else methods, left_out))
         if asked is None:
             alternatives += [Alternative(recipe.objective, name, "preset", "") for name, recipe in PRESETS.items()]
-    for index in indices:
-        step = steps[index]
-        pulled = _pulled(current, step, index)
-        for alternative in alternatives:
-            if alternative.name not in left_out:
-                try:
-                    _compare(alternative, pulled, _pulled(alternative, step, index))
-                except RlstabError as error:
-                    left_out[alternative.name] = why(error, alternative.objective, step)
+    gradients = _try(current, chosen_steps)
+    for alternative in alternatives:
+        if alternative.name in left_out:  # a preset may be named as a method
+            continue
+        try:
+            _try(alternative, chosen_steps, gradients)
+        except RlstabError as error:
+            left_out[alternative.name] = why(error, alternative.objective, chosen_steps.values())
     tried = [alternative for alternative in alternatives if alternative.name not in left_out]
     order = list(ACTS_ON)
     rows = [row for row in tried if row.acts_on in ACTS_ON]
@@ -214,17 +180,10 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         rows=sorted(rows, key=lambda row: (order.index(row.acts_on), -row.turn, -abs(row.length - 1))),
         presets=sorted((row for row in tried if row.acts_on == "preset"), key=lambda row: row.turn),
         left_out=left_out,
-        numbers=[steps[index].number for index in indices],
+        numbers=[step.number for step in chosen_steps.values()],
         told=run.told,
         members=[repr(member) for member in run.members],
     )
-
-
-def _spaced(steps: Sequence[Step]) -> Iterator[int]:
-    """Indices of optimizer steps at equal distances within the limits, at least of the first one."""
-    sizes = [len(step.batch) for step in steps]
-    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
-    yield from (index for index in range(0, len(steps), stride) if sizes[index])
 
 
 # -- the objective of the run ------------------------------------------------------------------------------------------
@@ -253,15 +212,17 @@ def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
         names: of objectives.
         length: tokens of the longest response, for methods that need one as a setting.
     """
+    objectives: dict[str, TokenObjective] = {}
     with no_fit_warnings():  # methods stand alone, without what they were published with
-        return {name: _objective(name, length) for name in names}
-
-
-def _objective(name: str, length: int) -> TokenObjective:
-    if name in METHODS.names():
-        return load_objective(at_defaults(name, length))
-    preset = PRESETS.get(name.removeprefix("preset:"))
-    return preset.objective if preset else load_objective(name if is_file(name) else {"name": name})
+        for name in names:
+            preset = PRESETS.get(name.removeprefix("preset:"))
+            if name in METHODS.names():
+                objectives[name] = load_objective(at_defaults(name, length))
+            elif preset is not None:
+                objectives[name] = preset.objective
+            else:
+                objectives[name] = load_objective(name if is_file(name) else {"name": name})
+    return objectives
 
 
 # -- changes of it -----------------------------------------------------------------------------------------------------
@@ -351,50 +312,74 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tup
     return coefficients, trace(plan, batch, live), plan.state
 
 
-def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
+def why(error: RlstabError, objective: TokenObjective, steps: Iterable[Step]) -> str:
     """Why an objective could not be tried."""
-    batch = step.batch
-    absent = sorted(name for name in objective.needs - batch.extra.keys() if getattr(batch, name, None) is None)
+    batches = [step.batch for step in steps]
+    absent = sorted(
+        name
+        for name in objective.needs
+        if any(name not in batch.extra and getattr(batch, name, None) is None for batch in batches)
+    )
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 
 
-def _pulled(alternative: Alternative, step: Step, index: int) -> Tensor:
-    """``(n,)`` the gradient of an objective in the logits of a step; its largest responses are kept."""
-    batch, loss_of_run = step.batch, step.header.loss
-    recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
-    state = {**alternative.objective.init_state(), **alternative.state}
-    state |= {key: value for key, value in recorded.items() if key in state}
-    coefficients, traced, alternative.state = effect_of(step, alternative.objective, state)
-    alternative.steps += 1
-    for key in alternative.keys:
-        for action, mask in traced.methods[key].actions.items():
-            alternative.shares[action] = alternative.shares.get(action, 0.0) + float(mask.double().mean())
-    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
-        alternative.entropies.append(float(coefficients @ slopes[step.mask].double()))
-    if alternative.acts_on != "preset":
-        _keep_largest(alternative, step, pulls(step, coefficients), index, traced)
-    if batch.sum_p_sq is None:
-        return pulls(step, coefficients)
-    distance = 1 - 2 * batch.logprobs.double().exp() + batch.sum_p_sq.double()
-    return coefficients * distance.clamp(min=0).sqrt()
+def _try(alternative: Alternative, steps: Mapping[int, Step], of_run: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Fill in what an objective would have done.
+
+    Args:
+        alternative: without figures.
+        steps: of a dump, by index.
+        of_run: by step, the gradient of the run; empty for the run itself.
+
+    Returns:
+        by step, ``(n,)`` the gradient of the objective in the logits.
+
+    Raises:
+        RlstabError: it cannot be planned for a step.
+    """
+    state: dict[str, Any] = {**alternative.objective.init_state()}
+    shares: dict[str, float] = {}
+    turns, lengths, gradients, tops, total = list[float](), list[float](), list[Tensor](), list[Top](), 0.0
+    for index, step in steps.items():
+        batch, loss_of_run = step.batch, step.header.loss
+        recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
+        state |= {key: value for key, value in recorded.items() if key in state}
+        coefficients, traced, next_state = effect_of(step, alternative.objective, state)
+        state = {**alternative.objective.init_state(), **next_state}
+        for key in alternative.keys:
+            for action, mask in traced.methods[key].actions.items():
+                shares[action] = shares.get(action, 0.0) + float(mask.double().mean())
+        pulled = gradient = pulls(step, coefficients)
+        if batch.sum_p_sq is not None:
+            distance = 1 - 2 * batch.logprobs.double().exp() + batch.sum_p_sq.double()
+            gradient = coefficients * distance.clamp(min=0).sqrt()
+        gradients.append(gradient)
+        if of_run and (length_of_run := float(of_run[len(gradients) - 1].norm())):
+            length = float(gradient.norm())
+            cosine = float(of_run[len(gradients) - 1] @ gradient) / (length_of_run * length) if length else 0.0
+            turns.append(math.degrees(math.acos(min(1.0, max(-1.0, cosine)))))
+            lengths.append(length / length_of_run)
+        if alternative.acts_on != "preset":
+            sums = summed(pulled.abs(), step.row[step.mask], len(step.tensors["lengths"]))
+            total += float(sums.sum())
+            least = tops[-1].share if len(tops) == RESPONSES else -1.0
+            for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
+                # the run is read where it has no gradient, too
+                if sums[response] > least and (sums[response] > 0 or alternative.acts_on == "run"):
+                    tops.append(_top(step, index, response, float(sums[response]), pulled, traced))
+            tops = sorted(tops, key=lambda top: -top.share)[:RESPONSES]
+    if turns:
+        alternative.turn, alternative.length = fmean(turns), median(lengths)
+    alternative.actions = {action: share / len(steps) for action, share in shares.items() if share}
+    scale = total or 1.0
+    alternative.top = [
+        replace(top, share=top.share / scale, tokens=[value / scale for value in top.tokens]) for top in tops
+    ]
+    return gradients
 
 
-def _keep_largest(alternative: Alternative, step: Step, pulled: Tensor, index: int, traced: Trace) -> None:
-    """The responses with the largest share of the gradient, in this step and earlier ones."""
-    sums = summed(pulled.abs(), step.row[step.mask], len(step.tensors["lengths"]))
-    alternative.total += float(sums.sum())
-    least = alternative.tops[-1].share if len(alternative.tops) == RESPONSES else -1.0
-    for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
-        # the run is read where it has no gradient, too
-        if sums[response] > least and (sums[response] > 0 or alternative.acts_on == "run"):
-            alternative.tops.append(Top(index, response, float(sums[response]), *_told(step, response, pulled, traced)))
-    alternative.tops = sorted(alternative.tops, key=lambda top: -top.share)[:RESPONSES]
-
-
-def _told(
-    step: Step, response: int, pulled: Tensor, traced: Trace
-) -> tuple[list[float], dict[str, list[int]], list[float | None], list[float | None]]:
-    """Of a response: the gradient, what methods did, the ratio and the weight, by token."""
+def _top(step: Step, index: int, response: int, share: float, pulled: Tensor, traced: Trace) -> Top:
+    """A response: the gradient, what methods did, the ratio and the weight, by token."""
 
     def of_response(values: Tensor, absent: float) -> Tensor:
         tokens = torch.full((len(step.mask),), absent, dtype=values.dtype)
@@ -410,13 +395,4 @@ def _told(
         [value if math.isfinite(value) else None for value in of_response(values, math.nan).tolist()]
         for values in (traced.ratio, traced.weight)
     )
-    return of_response(pulled, 0.0).tolist(), affected, ratio, weight
-
-
-def _compare(alternative: Alternative, run: Tensor, other: Tensor) -> None:
-    lengths = float(run.norm()), float(other.norm())
-    if not lengths[0]:
-        return
-    cosine = float(run @ other) / (lengths[0] * lengths[1]) if lengths[1] else 0.0
-    alternative.turns.append(math.degrees(math.acos(min(1.0, max(-1.0, cosine)))))
-    alternative.lengths.append(lengths[1] / lengths[0])
+    return Top(index, response, share, of_response(pulled, 0.0).tolist(), affected, ratio, weight)

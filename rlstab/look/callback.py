@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlstab.logs.watch import Watch, check_names, told
-from rlstab.signs import SIGNS, Sign
+from rlstab.signs import SIGNS
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback as _Callback
@@ -49,16 +50,11 @@ class WatchCallback(_Callback):
             text = told(sign, self.watch.unit)
             if state.is_world_process_zero:
                 print(f"rlstab: {text}")
-                _to_wandb(sign, text)
+                with suppress(ImportError):
+                    import wandb
+
+                    if wandb.run is not None:
+                        wandb.run.log({f"rlstab/sign/{sign.name}": sign.step}, commit=False)
+                        wandb.run.alert(title=SIGNS[sign.name].title, text=text)
             if sign.name in self.stop_at:
                 control.should_save = control.should_training_stop = True
-
-
-def _to_wandb(sign: Sign, text: str) -> None:
-    try:
-        import wandb
-    except ImportError:
-        return
-    if wandb.run is not None:
-        wandb.run.log({f"rlstab/sign/{sign.name}": sign.step}, commit=False)
-        wandb.run.alert(title=SIGNS[sign.name].title, text=text)

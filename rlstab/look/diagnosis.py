@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from rlstab.bins import EMPTY, Run
-from rlstab.logs.metric_aliases import ALIASES
+from rlstab.logs.log import ALIASES
 from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
-from rlstab.signs import SIGNS, Curves, Sign, is_solved, reward_in_words, signs
+from rlstab.signs import SIGNS, Curves, Sign, signs
+from rlstab.signs.metric import SHORTEST, shift
+from rlstab.signs.reward import EQUAL, FEWEST, SOLVED, died, lost_at_once
 
 #: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
 #: graver one counts, then the first in :data:`CAUSES`, in which signs that explain others precede them.
@@ -86,31 +88,25 @@ def leading(signs: Sequence[Sign], together: int = TOGETHER) -> Sign | None:
         signs: that are present.
         together: steps within which signs count as simultaneous.
     """
-    by_name = {sign.name: sign for sign in signs}
-    candidates = [sign for sign in signs if not _follows(sign, by_name, together)]
+    candidates = [sign for sign in signs if not _is_explained(sign, signs, together)]
     if not candidates:
         return None
     earliest = min(map(_step, candidates))
     simultaneous = [sign for sign in candidates if _step(sign) <= earliest + together]
-    return min(simultaneous, key=lambda sign: (_gravity(sign), list(CAUSES).index(sign.name)))
+    gravest = [name for name in GRAVEST if any(sign.harm and sign.name == name for sign in simultaneous)]
+    order = [*gravest, *CAUSES]
+    return min(simultaneous, key=lambda sign: order.index(sign.name))
 
 
-def _gravity(sign: Sign) -> int:
-    return GRAVEST.index(sign.name) if sign.harm and sign.name in GRAVEST else len(GRAVEST)
-
-
-def _follows(sign: Sign, signs: Mapping[str, Sign], together: int) -> bool:
-    """Whether another sign of the run explains this one."""
-
-    def is_earlier(name: str) -> bool:
-        return name in signs and _step(signs[name]) <= _step(sign) + together
-
-    if sign.name == "truncation" and sign.share is not None and is_earlier("reward_fall"):
+def _is_explained(sign: Sign, signs: Sequence[Sign], together: int) -> bool:
+    """Whether a sign is what another one of the run leads to, or says less than another one."""
+    shares = {other.name: other.share for other in signs if _step(other) <= _step(sign) + together}
+    if sign.name == "truncation" and sign.share is not None and "reward_fall" in shares:
         # a policy that an update broke loses both its ends and its reward
-        reward_share = signs["reward_fall"].share
+        reward_share = shares["reward_fall"]
         return (1.0 if reward_share is None else reward_share) < EXPLAINED * sign.share
-    explained = any(name in signs for name in LESS.get(sign.name, ()))
-    return explained or any(map(is_earlier, FOLLOWS.get(sign.name, ())))
+    leads_to_it, says_more = FOLLOWS.get(sign.name, ()), LESS.get(sign.name, ())
+    return any(name in shares for name in leads_to_it) or any(other.name in says_more for other in signs)
 
 
 def _step(sign: Sign) -> int:
@@ -128,54 +124,28 @@ class Diagnosis:
     Attributes:
         log: the run as it was logged.
         first: what hurt it first; None if it was not hurt, and then no advice is given.
+        remedy: the text about the cause; None without one.
+        settings: to look at, with the values of the run: for the trainer that wrote the log, or for all.
+        fired: the signs that are present, that of the cause first.
         observations: the other signs that are present, by step; without a cause, the one that says most comes first.
         solved: whether the reward is so high that most groups are solved.
         outcome: what the reward did, in words; empty without one.
         looked_at: signs that could be judged and are absent.
         unseen: signs that could not be judged, with the metrics that are missing, or because the log is too short.
+        remarks: what could not be read, a log without known metrics, and steps without training that no sign reports.
     """
 
     log: Run
     first: First | None
+    remedy: Remedy | None
+    settings: tuple[str, ...]
+    fired: tuple[Sign, ...]
     observations: tuple[Sign, ...]
     solved: bool
     outcome: str
     looked_at: tuple[Sign, ...]
     unseen: tuple[Sign, ...]
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What could not be read, a log without known metrics, and steps without training that no sign reports."""
-        if not self.log.metrics.keys() - {"lr"}:
-            return (*self.log.remarks, f"it has no known metric. {_wanted()}")
-        idle, lines = _idle(self.log)
-        if self.solved or idle <= IDLE * lines or any(sign.name in GRAVEST for sign in self.fired):
-            return self.log.remarks
-        remark = f"{idle} of {lines} lines of the log have no gradient: all groups are equal, or the norm is 0"
-        return (*self.log.remarks, remark)
-
-    @property
-    def fired(self) -> tuple[Sign, ...]:
-        """The signs that are present, that of the cause first."""
-        return (self.first.sign, *self.observations) if self.first else self.observations
-
-    @property
-    def remedy(self) -> Remedy | None:
-        """The text about the cause."""
-        return remedies()[self.first.cause] if self.first else None
-
-    @property
-    def settings(self) -> Iterator[str]:
-        """The settings to look at, with the values of the run: for the trainer that wrote the log, or for all."""
-        by_host = self.remedy.settings if self.remedy else {}
-        if names := by_host.get(self.log.writer):
-            by_host = {"": names}
-        for host, names in by_host.items():
-            for name in names:
-                value = setting_of(self.log.config, name)
-                shown = setting(value) if isinstance(value, float) else value
-                current = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
-                yield f"{f'{host}: ' * bool(host)}{name}{current}"
+    remarks: tuple[str, ...]
 
     def verdict(self) -> str:
         """One sentence: what hurt the run, and when; or that nothing did."""
@@ -191,7 +161,7 @@ class Diagnosis:
         """The diagnosis for machines; see docs/how-to/diagnose.md."""
         remedy = self.remedy
         return {
-            "run": self.log.title,
+            "run": self.log.path,
             "writer": self.log.writer,
             "unit": self.log.unit,
             "steps": self.log.rollouts,
@@ -221,40 +191,83 @@ class Diagnosis:
 
 def diagnose(log: Run) -> Diagnosis:
     """Diagnose a run."""
-    curves, judgements = Curves(log), signs(log)
-    outcome, solved, interval = reward_in_words(curves), is_solved(curves), _interval(log)
+    curves = Curves(log)
+    judgements = signs(curves)
+    interval = int(min((np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1), default=1))
     first = first_of(judgements, interval)
     rest = [sign for sign in judgements if sign.fired and not (first and sign is first.sign)]
     lead = None if first else leading(rest, max(TOGETHER, interval))
+    observations = tuple(sorted(rest, key=lambda sign: (sign is not lead, _step(sign))))
+    fired = (first.sign, *observations) if first else observations
+    remedy, solved = remedies()[first.cause] if first else None, first is None and is_solved(curves)
     return Diagnosis(
         log=log,
         first=first,
-        observations=tuple(sorted(rest, key=lambda sign: (sign is not lead, _step(sign)))),
-        solved=first is None and solved,
-        outcome=outcome,
+        remedy=remedy,
+        fired=fired,
+        observations=observations,
+        solved=solved,
+        outcome=reward_in_words(curves),
         looked_at=tuple(sign for sign in judgements if sign.fired is False),
         unseen=tuple(sign for sign in judgements if sign.fired is None),
+        remarks=(*log.remarks, *_remarks(log, solved or any(sign.name in GRAVEST for sign in fired))),
+        settings=tuple(_settings(remedy, log)) if remedy else (),
     )
 
 
-def _idle(log: Run) -> tuple[int, int]:
-    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
+def _settings(remedy: Remedy, log: Run) -> Iterator[str]:
+    by_host = {"": names} if (names := remedy.settings.get(log.writer)) else remedy.settings
+    for host, names in by_host.items():
+        for name in names:
+            value = setting_of(log.config, name)
+            shown = setting(value) if isinstance(value, float) else value
+            current = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
+            yield f"{f'{host}: ' * bool(host)}{name}{current}"
+
+
+def is_solved(curves: Curves) -> bool:
+    """Whether a reward of at most 1 is so high that most of its groups are solved."""
+    reward = curves["reward/mean"]
+    bounded = len(reward.steps) >= FEWEST and reward.values.max() <= 1
+    return bool(bounded and reward.end >= SOLVED and curves["reward/zero_std_groups"].end > EQUAL)
+
+
+def reward_in_words(curves: Curves) -> str:
+    """What the reward did, as the end of a sentence; empty without enough of it."""
+    reward = curves["reward/mean"]
+    if len(reward.steps) < SHORTEST:
+        return ""
+    if is_solved(curves):
+        return f"the reward is {reward.end:.3g} at the end"
+    if step := died(curves, reward):
+        return f"the reward fell from {reward.where(reward.steps < step).values.mean():.3g} to 0"
+    if collapse := lost_at_once(reward):
+        return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
+    for direction, verb in ((True, "rose"), (False, "fell")):
+        move = shift(reward.values, rises=direction)
+        if move.is_real and (reward.end > move.before) is direction:
+            return f"the reward {verb} from {move.before:.3g} to {reward.end:.3g}"
+    return f"the reward held at {float(reward.values.mean()):.3g}"
+
+
+def _remarks(log: Run, accounted: bool) -> Iterator[str]:
+    """A log without known metrics, and lines in which no group had a gradient, or it was 0.
+
+    Args:
+        log: of the run.
+        accounted: whether a sign says why there is no gradient.
+    """
+    if not log.metrics.keys() - {"lr"}:
+        metrics = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
+        aliases = [next(iter(ALIASES[name]), name) for name in metrics if name in ALIASES]
+        names = f"{', '.join(metrics)}, in TRL and verl {', '.join(aliases)}"
+        yield f"it has no known metric. Log some of {names} and the like."
+        return
     idle: set[int] = set()
     lines: set[int] = set()
     for name, no_gradient in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
         steps, values = log.metrics.get(name, EMPTY)
         lines |= set(steps.tolist())
         idle |= set(steps[values == no_gradient].tolist())
-    return len(idle), len(lines)
-
-
-def _interval(log: Run) -> int:
-    """Steps between two lines of the log."""
-    gaps = [np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1]
-    return int(min(gaps, default=1))
-
-
-def _wanted() -> str:
-    metrics = dict.fromkeys(metric for detector in SIGNS.values() for metric in detector.reads)
-    aliases = [next(iter(ALIASES[name]), name) for name in metrics if name in ALIASES]
-    return f"Log some of {', '.join(metrics)}, in TRL and verl {', '.join(aliases)} and the like."
+    if not accounted and len(idle) > IDLE * len(lines):
+        yield (f"{len(idle)} of {len(lines)} lines of the log have no gradient: all groups are equal, or the norm is 0")

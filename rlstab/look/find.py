@@ -6,7 +6,6 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlstab.bins import Run
 from rlstab.errors import ReportError
@@ -15,19 +14,15 @@ from rlstab.logs import source
 from rlstab.logs.log import Rows
 from rlstab.logs.readers import read_text
 from rlstab.look.finding import Look
-from rlstab.record.files import dumped, folder_of, token_files
+from rlstab.record.files import dump_folders, token_files
 from rlstab.report.load import find_runs
-from rlstab.report.runs import RunRecord
 from rlstab.run_files import DUMP, METRICS
 from rlstab.safe_read import read_object, text_of
 
-if TYPE_CHECKING:
-    from rlstab.record import Dump
-
 #: In place of a path: the text that is piped in.
 STANDARD_INPUT = Path("-")
-#: Endings of log files, when no path was given; those of files that are not text.
-LOGS, BINARY = (".csv", ".jsonl", ".log", ".wandb", ".db"), (".db", ".wandb")
+#: Endings of log files, when no path was given.
+LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
 #: Number of lines that are searched for one that identifies the writer: the first may be damaged.
 SNIFFED = 20
 #: Characters of a file that are searched for the names of tensors by token.
@@ -41,21 +36,45 @@ RECORDS = {
 
 
 def find(path: Path) -> list[Look]:
-    """Every run under a path.
+    """Every run under a path, with its recorded optimizer steps; without a log these are its log.
 
     Raises:
         ReportError: nothing there can be read.
     """
-    pasted = path == STANDARD_INPUT
+    pasted, refusal = path == STANDARD_INPUT, None
+    if pasted and sys.stdin.isatty():
+        print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
     try:
-        logs = _pasted() if pasted else read_logs(path)
-        runs = [Look(path if pasted or len(logs) == 1 else Path(log.path), log) for log in logs]
-    except ReportError as refusal:
+        logs = read_text(Path("standard input"), text_of(sys.stdin.buffer.read())) if pasted else read_logs(path)
+        runs = [Look(path if pasted or len(logs) == 1 else Path(log.path), log.path, log) for log in logs]
+    except ReportError as error:
         if pasted:
             raise
-        runs = [Look(path, None) if _dumps(path) else Look(path, None, _export(path, refusal), path)]
+        refusal, runs = error, [Look(path, str(path))]
     for run in runs:
-        _add_dump(run)
+        folders = dump_folders(run.path)
+        for folder in folders[:1] or ([path] if refusal else []):
+            from rlstab.record import read_dump  # imports torch, which a log does without
+
+            try:
+                run.dump, run.dump_path = read_dump(folder), folder
+            except ReportError as error:
+                if refusal and not folders:  # the error is that of the likelier kind
+                    raise error if _tokens_in(path) else refusal from None
+                run.notes.append(str(error).splitlines()[0])
+        if len(folders) > 1:
+            run.notes.append(f"Other dumps are not looked at: {', '.join(map(str, folders[1:]))}.")
+        if run.log is None and run.dump is not None:
+            from rlstab.look.tokens_log import tokens_log
+
+            run.log = tokens_log(run.dump, str(run.path))
+            run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
+        if run.dump is None and run.log is not None:
+            hint = f" Next time: {RECORDS[run.log.writer]}." if run.log.writer in RECORDS else ""
+            run.notes.append(
+                "No optimizer step was recorded, so nothing can be said about its loss, its sampler or its tokens."
+                f"{hint}"
+            )
     return runs
 
 
@@ -69,66 +88,29 @@ def read_logs(path: str | Path) -> list[Run]:
     if is_dir(path) and not source.log_files(path)["TRL"]:
         with suppress(ReportError):
             return _own(path)
-    return _own(path) if is_file(path) and _is_results(path) else source.read_logs(path)
-
-
-def _is_results(path: Path) -> bool:
-    """Whether a file is a results file of rlstab."""
-    if path.suffix.lower() in BINARY or ".tfevents." in path.name:
-        return False
-    lines = source.text_at(path).split("\n", SNIFFED)[:SNIFFED]
-    data = next(filter(None, map(read_object, lines)), {})
-    return "curves" in data and "format" in data
+    elif is_file(path) and "text" in source.log_files(path):
+        lines = source.text_at(path).split("\n", SNIFFED)[:SNIFFED]
+        if {"curves", "format"} <= next(filter(None, map(read_object, lines)), {}).keys():
+            return _own(path)
+    return source.read_logs(path)
 
 
 def _own(path: Path) -> list[Run]:
-    """Run folders, bench folders, results files."""
+    """Run folders, bench folders, results files, with the metrics that other trainers log and rlstab has in parts."""
     runs, left_out = find_runs(path)
-    logs = list(map(_under_names, runs))
-    if left_out and logs:
+    logs: list[Run] = []
+    for run in runs:
+        rows: dict[int, dict[str, float]] = {}
+        for name, (rollouts, values) in run.metrics.items():
+            for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
+                rows.setdefault(rollout, {})[name] = value
         # what is left out belongs to no run; the first run reports it
-        remarks = tuple(f"left out {item.path}: {item.why}" for item in left_out)
-        logs[0] = replace(logs[0], remarks=(*logs[0].remarks, *remarks))
+        remarks = () if logs else tuple(f"left out {item.path}: {item.why}" for item in left_out)
+        title = run.path if run.bench is None else f"{run.path} ({run.title})"
+        log = Rows(rows, unit="rollout").run(title, "rlstab", run.remarks)
+        fields = {name: getattr(run, name) for name in ("bin_width", "largest", "evaluations", "judged", "config")}
+        logs.append(replace(log, remarks=(*log.remarks, *remarks), **fields))
     return logs
-
-
-def _under_names(run: RunRecord) -> Run:
-    """A run of rlstab, with the metrics that other trainers log and rlstab has in parts."""
-    rows = Rows(unit="rollout")
-    for name, (rollouts, values) in run.metrics.items():
-        for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
-            rows.setdefault(rollout, {})[name] = value
-    path = run.path if run.bench is None else f"{run.path} ({run.title})"
-    fields = ("bin_width", "largest", "evaluations", "judged", "config")
-    return replace(rows.run(path, "rlstab", run.remarks), **{name: getattr(run, name) for name in fields})
-
-
-def _pasted() -> list[Run]:
-    """The runs in text that was piped in, or pasted into the terminal."""
-    if sys.stdin.isatty():
-        print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
-    return read_text(Path("standard input"), text_of(sys.stdin.buffer.read()))
-
-
-def _read(path: Path) -> Dump:
-    from rlstab.record import read_dump  # imports torch, which a log does without
-
-    return read_dump(path)
-
-
-def _export(path: Path, refusal: ReportError) -> Dump:
-    """What another trainer wrote of its tokens; if nothing can be read, the error is that of the likelier kind."""
-    try:
-        return _read(path)
-    except ReportError as error:
-        raise error if _tokens_in(path) else refusal from None
-
-
-def _dumps(path: Path) -> list[Path]:
-    """The folders with recorded optimizer steps: the path, its ``dump``, or folders in it."""
-    if dumped(path if is_file(path) else folder_of(path)):
-        return [path]
-    return [inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner)] if is_dir(path) else []
 
 
 def _tokens_in(path: Path) -> bool:
@@ -139,28 +121,6 @@ def _tokens_in(path: Path) -> bool:
         return True
     head = source.text_at(path)[:SNIFFED_CHARACTERS] if path.suffix in (".json", ".jsonl") else ""
     return any(f'"{name}"' in head for name in ("token_ids", "token_loss_mask", "input", "sha256"))
-
-
-def _add_dump(run: Look) -> None:
-    """Read the recorded optimizer steps of a run; without a log they are its log."""
-    dumps = _dumps(run.path)
-    for path in dumps[:1]:
-        try:
-            run.dump, run.dump_path = _read(path), path
-        except ReportError as error:
-            run.notes.append(str(error).splitlines()[0])
-    if len(dumps) > 1:
-        run.notes.append(f"Other dumps are not looked at: {', '.join(map(str, dumps[1:]))}.")
-    if run.log is None and run.dump is not None:
-        from rlstab.look.tokens_log import tokens_log
-
-        run.log = tokens_log(run.dump, str(run.path))
-        run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
-    if run.dump is None and run.log is not None:
-        hint = f" Next time: {RECORDS[run.log.writer]}." if run.log.writer in RECORDS else ""
-        run.notes.append(
-            f"No optimizer step was recorded, so nothing can be said about its loss, its sampler or its tokens.{hint}"
-        )
 
 
 def nearest(folder: Path) -> tuple[list[Look], list[Path]]:

@@ -41,6 +41,7 @@ class Look:
 
     Attributes:
         path: where it was found.
+        title: its name for the reader.
         log: its curves; None if it has no log, and a dump gives none.
         dump: its recorded optimizer steps; None if there are none.
         dump_path: folder or file of the dump.
@@ -53,7 +54,8 @@ class Look:
     """
 
     path: Path
-    log: Run | None
+    title: str
+    log: Run | None = None
     dump: Dump | None = None
     dump_path: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -64,11 +66,6 @@ class Look:
     sampler: Sampler | None = None
     methods: Alternatives | None = None
     decode: Decode | None = None
-
-    @property
-    def title(self) -> str:
-        """Its name for the reader."""
-        return self.log.title if self.log else str(self.path)
 
     @property
     def head(self) -> str:

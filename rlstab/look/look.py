@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -30,6 +31,9 @@ from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
+
+if TYPE_CHECKING:
+    from rlstab.record import Dump
 
 #: Exit code if a sign of ``--fail-on`` is present.
 FAILED = 3
@@ -92,13 +96,19 @@ def look(
     for run in runs:
         run.diagnosis = None if run.log is None else diagnose(run.log)
         run.notes += run.diagnosis.remarks if run.diagnosis else ()
-    if all(map(_is_empty, runs)):
+    if all(run.dump is None and run.log is not None and not run.log.metrics.keys() - {"lr"} for run in runs):
         raise ReportError(f"{runs[0].title}: {runs[0].notes[-1]}")
     shown = next((run for run in runs if run.diagnosis and run.diagnosis.first), runs[0])
     writes = out is not None or not as_json
     if len(runs) == 1 or writes:
-        _read_tokens(shown, methods, tokenizer, model, code, console)
-    target = Path(out) if out is not None else _page_of(shown)
+        if shown.dump is not None and shown.dump_path is not None:
+            _read_tokens(shown, shown.dump, shown.dump_path, methods, tokenizer, model, code, console)
+        elif methods:
+            shown.notes.append("Methods are tried on the tokens of a dump, so none was.")
+    if out is not None or shown.path == STANDARD_INPUT:
+        target = Path("look.html" if out is None else out)
+    else:
+        target = shown.path / "look.html" if is_dir(shown.path) else shown.path.with_suffix(".look.html")
     try:
         if writes:
             text = page(shown)
@@ -119,13 +129,10 @@ def look(
     return FAILED if fired & set(fail_on) else 0
 
 
-def _is_empty(run: Look) -> bool:
-    """Whether no metric of its log is known, and no optimizer step was recorded."""
-    return run.dump is None and run.log is not None and not run.log.metrics.keys() - {"lr"}
-
-
 def _read_tokens(
     run: Look,
+    dump: Dump,
+    dump_path: Path,
     methods: Sequence[str],
     tokenizer: str | Path | None,
     model: str | Path | None,
@@ -133,10 +140,6 @@ def _read_tokens(
     console: Console,
 ) -> None:
     """The findings from the recorded optimizer steps of a run."""
-    dump = run.dump
-    if dump is None or run.dump_path is None:
-        run.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
-        return
     from rlstab.look.alternatives import alternatives_of, chosen  # these import torch, which a log does without
     from rlstab.look.gradient import gradient_of, shares_of
     from rlstab.look.host_loss import judge
@@ -160,9 +163,9 @@ def _read_tokens(
     run.steps = [step for step, _ in usable if len(step.batch)]
     if not run.steps:
         return
-    run.decode = decoder_of(run.dump_path, tokenizer)
+    run.decode = decoder_of(dump_path, tokenizer)
     if run.decode is None:
-        recorded = is_file(folder_of(run.dump_path) / "tokenizer.json")
+        recorded = is_file(folder_of(dump_path) / "tokenizer.json")
         hint = how_to_install("train") if recorded else "The dump has no tokenizer; --tokenizer FOLDER adds texts."
         run.notes.append(f"Tokens are shown by number. {hint}")
     run.gradient = gradient_of(run.steps, shares_of(run.steps))
@@ -216,16 +219,10 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and the number of runs by cause."""
     table = Table.grid(padding=(0, 2))
     for run in runs:
-        table.add_row(escape(visible(run.log.title, spaces=False)), escape(run.verdict()))
+        table.add_row(escape(visible(run.log.path, spaces=False)), escape(run.verdict()))
     titles = Counter(run.remedy.title if run.remedy else "solved" if run.solved else "no harm" for run in runs)
     counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
-
-
-def _page_of(run: Look) -> Path:
-    if run.path == STANDARD_INPUT:
-        return Path("look.html")
-    return run.path / "look.html" if is_dir(run.path) else run.path.with_suffix(".look.html")
 
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:

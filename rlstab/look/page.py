@@ -293,8 +293,6 @@ def _did(row: Alternative) -> str:
     verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
     named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
     acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
-    if row.entropy is not None:
-        acted.append(f"entropy {row.entropy:+.2g}")
     defaults = {"region": "changes the ratio", "mean": "changes the weights of responses"}
     return ", ".join(acted) or defaults.get(row.acts_on, "")
 

@@ -119,7 +119,8 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
     part, live = plan.part(which), policy.constant()
     batch, ratio = part.batch, held_ratio(part, live)
     constants, bound = Constants(live, part.advantages, part.kept), part.bound
-    beyond_bounds = _beyond(part, ratio) & bound
+    stops = [] if part.terms.bounds is None else part.terms.bounds.stops(ratio, part.advantages).values()
+    beyond_bounds = reduce(torch.logical_or, stops, torch.zeros_like(bound)) & bound
     methods = {}
     for key, member in member_terms(plan, part).items():
         factor = _gate(member.terms, ratio, constants, bound)
@@ -133,13 +134,6 @@ def _computed(live: PolicyOutputs, batch: TokenBatch) -> Tensor:
     """``(n,)`` bool: the live log-prob was computed and is not the evidence, in a step in which any differ."""
     moved = live.logprobs != batch.logprobs
     return moved if bool(moved.any()) else ~moved
-
-
-def _beyond(part: Part, ratio: Tensor) -> Tensor:
-    bounds = part.terms.bounds
-    if bounds is None:
-        return torch.zeros_like(part.has_gradient)
-    return torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
 
 
 def _gate(terms: Terms, ratio: Tensor, constants: Constants, bound: Tensor) -> Tensor | None:

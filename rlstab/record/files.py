@@ -30,6 +30,13 @@ def dumped(path: Path) -> list[Path]:
     return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
 
 
+def dump_folders(path: Path) -> list[Path]:
+    """Where optimizer steps were recorded: a path or its ``dump``, or folders in it."""
+    if dumped(path if is_file(path) else folder_of(path)):
+        return [path]
+    return [inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner)] if is_dir(path) else []
+
+
 def token_files(path: Path) -> list[Path]:
     """Files of another trainer below a folder that hold tokens; empty if there are none."""
     return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])

@@ -250,13 +250,13 @@ class Step:
         """``(t,)`` int64, the indices of the tokens of some responses, or of their prompts, among all tokens."""
         lengths = self.tensors[name][responses]
         behind = lengths.cumsum(0)
-        shift = self._starts[name][responses] - (behind - lengths)
+        shift = self._ends[name][responses] - behind
         return torch.arange(int(behind[-1]) if len(behind) else 0) + shift.repeat_interleave(lengths)
 
     @cached_property
-    def _starts(self) -> Mapping[str, Tensor]:
-        of_lengths = {name: self.tensors[name] for name in ("lengths", "prompt_lengths") if name in self.tensors}
-        return {name: lengths.cumsum(0) - lengths for name, lengths in of_lengths.items()}
+    def _ends(self) -> Mapping[str, Tensor]:
+        names = ("lengths", "prompt_lengths")
+        return {name: self.tensors[name].cumsum(0) for name in names if name in self.tensors}
 
     def usable(self) -> tuple[Step, int]:
         """The step without responses that no loss can be made of because a value is NaN, infinite or impossible.
@@ -264,7 +264,11 @@ class Step:
         Returns:
             the step, which is unchanged if all responses can be used; and the number of responses left out.
         """
-        wrong = torch.stack([_impossible(name, self.tensors[name]) for name in _READ if name in self.tensors]).any(0)
+        wrong = torch.zeros_like(self.mask)
+        for name, values in self.tensors.items():
+            signal = name.removeprefix("live_")
+            if name in _READ:
+                wrong |= ~values.isfinite() | (impossible(signal, values) if signal in MOST else False)
         damaged = self.row[wrong & self.mask].unique()
         if not len(damaged):
             return self, 0
@@ -274,11 +278,6 @@ class Step:
 
 #: Tensors by token that every loss reads.
 _READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs", "weights")
-
-
-def _impossible(name: str, values: Tensor) -> Tensor:
-    signal = name.removeprefix("live_")
-    return ~values.isfinite() | (impossible(signal, values) if signal in MOST else False)
 
 
 def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:

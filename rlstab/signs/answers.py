@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlstab.bins import Sign
+from rlstab.signs.metric import SHORTEST, Metric, absent, missing, moved, present, shift
 from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, missing, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
 CUT_OFF = 0.25
@@ -29,7 +30,6 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, 
     _GROWS,
     "whether more answers are cut off",
     "response/ended",
-    lines=SHORTEST,
     by_itself=False,
     counted=True,
 )
@@ -77,7 +77,6 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
     "or gains little; without one, the reward for the task",
     "whether longer responses are better",
     "response/length",
-    lines=SHORTEST,
 )
 def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     """Longer answers are sound if they are right more often."""
@@ -101,7 +100,6 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     f"{REPEATED} more of the responses repeat themselves than before, until the end",
     "whether responses repeat themselves",
     "response/repetition",
-    lines=SHORTEST,
 )
 def repetition(curves: Curves, metric: Metric) -> Sign:
     """Loops of a policy that has nothing else to say."""

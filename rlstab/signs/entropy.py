@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlstab.bins import Sign
+from rlstab.signs.metric import SHORTEST, Metric, moved, present
 from rlstab.signs.reward import rises
-from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Curves, Metric, Sign, detector, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
 FLOOR = 0.25
@@ -25,7 +26,6 @@ KL = 1.0
     f"token entropy below {FLOOR} x its level before, or below {LEAST} nats, until the end",
     "whether entropy collapses",
     "tokens/entropy",
-    lines=SHORTEST,
     counted=True,
 )
 def entropy_floor(curves: Curves, metric: Metric) -> Sign:
@@ -43,7 +43,6 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
     f"token entropy above {CEILING} x its level before, until the end",
     "whether entropy blows up",
     "tokens/entropy",
-    lines=SHORTEST,
     counted=True,
 )
 def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
@@ -57,7 +56,6 @@ def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
     f"more than {KL:g} nat per token between policy and reference, until the end",
     "how far the policy is from its reference",
     "kl/value",
-    lines=SHORTEST,
 )
 def kl_drift(curves: Curves, metric: Metric) -> Sign:
     """One token may make up all of the KL of a step, so no step counts as more than twice the threshold."""

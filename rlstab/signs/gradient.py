@@ -7,10 +7,10 @@ from bisect import insort
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import bin_weights
+from rlstab.bins import Sign, bin_weights
+from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present, shift
 from rlstab.signs.reward import SOLVED, rises
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: A norm above this multiple of the median so far may be a spike; clipping hides it from the weights, not from here.
 SPIKE = 10.0
@@ -51,13 +51,15 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
     "logarithm",
     "whether single updates are out of proportion",
     "gradient/norm",
-    lines=SHORTEST,
     counted=True,
 )
 def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     """Steps whose groups are all equal have no gradient, and do not count."""
     largest = curves["gradient/largest_norm"]
-    metric = _largest(curves, largest if len(largest.steps) else metric)
+    metric = largest if len(largest.steps) else metric
+    if curves.run.bin_width > 1:  # a results file has means over ten rollouts, and the largest norms beside them
+        steps, values = curves.run.largest.get("gradient/largest_norm", (metric.steps, metric.values))
+        metric = Metric(metric.name, steps, values)
     norms = metric.where(metric.values > 0)
     if len(norms.steps) < SHORTEST:
         return absent("fewer than six steps have a gradient")
@@ -71,12 +73,6 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     return present(int(norms.steps[spikes.argmax()]), text) if spikes.sum() >= SPIKES else absent(text)
 
 
-def _largest(curves: Curves, metric: Metric) -> Metric:
-    """The largest norms of a results file, which has means over ten rollouts; else the metric itself."""
-    steps, values = curves.run.largest.get("gradient/largest_norm", (metric.steps, metric.values))
-    return Metric(metric.name, steps, values) if curves.run.bin_width > 1 else metric
-
-
 @detector(
     "no gradient",
     f"the norm, or the spread of advantages, below {NO_GRADIENT} x its level before until the end, or a learning rate "
@@ -85,7 +81,6 @@ def _largest(curves: Curves, metric: Metric) -> Metric:
     "gradient/norm",
     "advantage/std",
     "lr",
-    lines=SHORTEST,
 )
 def no_gradient(curves: Curves, metric: Metric) -> Sign:
     """A log that rounds may have zeros all along: then the reward must not rise."""
@@ -121,7 +116,6 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
     f"{CLIPPED} more of the tokens clipped than before, {CLIPPED_GROWTH:g} x as many, until the end",
     "how far the policy leaves the data",
     "ratio/clipped",
-    lines=SHORTEST,
 )
 def clipped(curves: Curves, metric: Metric) -> Sign:
     """Clipped tokens have no gradient; a share that is clipped from the start is normal for the objective."""

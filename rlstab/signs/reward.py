@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import FEW, FORMS, PARTS, Curves, Metric, Sign, absent, detector, present, unjudged
+from rlstab.bins import Sign
+from rlstab.signs.metric import FEW, SHORTEST, Metric, absent, present, shift, unjudged
+from rlstab.signs.sign import FORMS, PARTS, Curves, detector
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
 KEPT = 0.7
@@ -62,11 +63,11 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
     those below that from the lowest level.
     """
-    if step := _died(curves, metric):
+    if step := died(curves, metric):
         return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
     if refusal := unjudged(metric, SHORTEST):
         return refusal
-    collapse, bottom, end = _lost_at_once(metric), metric.bottom, metric.end
+    collapse, bottom, end = lost_at_once(metric), metric.bottom, metric.end
     if collapse:
         step, first = collapse
         share = (end - bottom) / (first - bottom)
@@ -82,7 +83,7 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     return absent(text)
 
 
-def _died(curves: Curves, metric: Metric) -> int | None:
+def died(curves: Curves, metric: Metric) -> int | None:
     """The step from which a run has no reward and no answer that ends, after it had some reward in its first lines.
 
     No order of so few values is improbable, but two metrics say the same: an update broke the policy.
@@ -96,7 +97,7 @@ def _died(curves: Curves, metric: Metric) -> int | None:
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
 
 
-def _lost_at_once(metric: Metric) -> tuple[int, float] | None:
+def lost_at_once(metric: Metric) -> tuple[int, float] | None:
     """The step from which a run has lost what it had in its first line or two, and the reward before.
 
     No order of so few values is improbable, but their distance from all later ones is: it is larger than the range of
@@ -117,7 +118,6 @@ def _lost_at_once(metric: Metric) -> tuple[int, float] | None:
     "training reward over the last tenth below that of the policy at the start",
     "whether the run has improved",
     *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
-    lines=SHORTEST,
     by_itself=False,
     counted=True,
 )
@@ -149,7 +149,7 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
     best = int(means.argmax())
     deviation = np.sqrt(np.mean(np.diff(metric.values, n=2) ** 2) / 6 * 2 / FEW)
     limit = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * deviation)
-    earned = float(reward.at(metric.steps[best : best + FEW]).mean())
+    earned = float(np.interp(metric.steps[best : best + FEW], reward.steps, reward.smooth).mean())
     if means[best] - means[-1] > limit and reward.end >= earned - (1 - HELD_OUT_KEPT) * abs(earned):
         step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - limit).argmax())])
         return present(step, f"{means[-1]:.3g} after {means[best]:.3g}, training reward {reward.end:.3g}", harm=True)
@@ -286,31 +286,6 @@ def plateau(curves: Curves, metric: Metric) -> Sign:
     return present(metric.begins(float(later.values.mean()) - noise(metric.smooth), rises=True), text)
 
 
-def is_solved(curves: Curves) -> bool:
-    """Whether a reward of at most 1 is so high that most of its groups are solved."""
-    reward = curves["reward/mean"]
-    bounded = len(reward.steps) >= FEWEST and reward.values.max() <= 1
-    return bool(bounded and reward.end >= SOLVED and curves["reward/zero_std_groups"].end > EQUAL)
-
-
-def reward_in_words(curves: Curves) -> str:
-    """What the reward did, as the end of a sentence; empty without enough of it."""
-    reward = curves["reward/mean"]
-    if len(reward.steps) < SHORTEST:
-        return ""
-    if is_solved(curves):
-        return f"the reward is {reward.end:.3g} at the end"
-    if step := _died(curves, reward):
-        return f"the reward fell from {reward.where(reward.steps < step).values.mean():.3g} to 0"
-    if collapse := _lost_at_once(reward):
-        return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
-    for direction, verb in ((True, "rose"), (False, "fell")):
-        move = shift(reward.values, rises=direction)
-        if move.is_real and (reward.end > move.before) is direction:
-            return f"the reward {verb} from {move.before:.3g} to {reward.end:.3g}"
-    return f"the reward held at {float(reward.values.mean()):.3g}"
-
-
 def noise(values: NDArray[np.float64]) -> float:
     """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
 
@@ -322,19 +297,20 @@ def noise(values: NDArray[np.float64]) -> float:
 
 def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
     """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
-    part = metric.where((metric.steps > after) & (metric.steps <= until))
-    if len(part.steps) < FEWEST:
+    within = (metric.steps > after) & (metric.steps <= until)
+    steps, values = metric.steps[within], metric.values[within]
+    if len(steps) < FEWEST:
         return 0.0, np.inf
-    centred = part.steps - part.steps.mean()
+    centred = steps - steps.mean()
     spread = float(centred @ centred)
-    return float(centred @ part.values) / spread, noise(metric.values) / math.sqrt(spread)
+    return float(centred @ values) / spread, noise(metric.values) / math.sqrt(spread)
 
 
 def rises(metric: Metric, after: int = 0) -> bool:
     """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
-    part = metric.where(metric.steps > after)
     rise, error = _slope(metric, after)
-    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(part.values).mean())
+    later = metric.values[metric.steps > after]
+    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(later).mean())
 
 
 def stalls(metric: Metric, step: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlstab.signs.shift import SHORTEST
-from rlstab.signs.sign import Curves, Metric, Sign, absent, detector, moved, present
+from rlstab.bins import Sign
+from rlstab.signs.metric import Metric, absent, moved, present
+from rlstab.signs.sign import Curves, detector
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -36,7 +37,6 @@ def sampler_mismatch(curves: Curves, metric: Metric) -> Sign:
     f"the same metric above {DRIFT:g} x that threshold and {DRIFT:g} x its first value, until the end",
     "whether the samples are older than the policy",
     *MISMATCH,
-    lines=SHORTEST,
 )
 def sampler_drift(curves: Curves, metric: Metric) -> Sign:
     """From a small difference at the start to a large one."""
@@ -50,7 +50,6 @@ def sampler_drift(curves: Curves, metric: Metric) -> Sign:
     f"a mean weight below {SHRUNK} until the end",
     "what the correction for the sampler leaves",
     "correction/weight",
-    lines=SHORTEST,
 )
 def shrunk_steps(curves: Curves, metric: Metric) -> Sign:
     """A correction that leaves the gradient as large as it is has a mean weight of 1."""

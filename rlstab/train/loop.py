@@ -114,7 +114,7 @@ def train(
     Args:
         run: from :func:`rlstab.config.load_run`.
         resume: continue from the newest whole checkpoint in ``tracking.out``; start if there is no run.
-        overwrite: replace a run in ``tracking.out``, once everything that can fail before the first rollout was tried.
+        overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the new one has a checkpoint.
         console: where to print; None prints to standard error, with a progress bar only on a terminal.
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
@@ -267,10 +267,10 @@ class Trainer:
                 self._log(values, number)
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
-                    self._save()
+                    self._save(planned=True)
                 if self._watch(values, number):
                     if self.latest is None or checkpoint.number(self.latest) != number:
-                        self._save()
+                        self._save(planned=False)
                     break
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
@@ -306,16 +306,7 @@ class Trainer:
             self.generator.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group too
                 tracker.finish()
-        self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read_records(self.out / METRICS))
-        if folder is not None and self.latest is not None:  # the last rollout has a checkpoint
-            folder.keep_newest(self.latest)  # a kill may have prevented it after the last save
-            for text in summary(result.records):
-                say(self.console, text)
-            out = str(self.out)
-            for text in (f"folder: {out} (every metric: {command('report', out)})", f"next: {command('look', out)}"):
-                say(self.console, text, copied=True)
-        return result
+        return self._finish()
 
     def _stop_if_asked(self) -> None:
         """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
@@ -323,7 +314,7 @@ class Trainer:
         if not number:
             return
         if rollouts and (self.latest is None or checkpoint.number(self.latest) != rollouts):
-            self._save()
+            self._save(planned=False)
         raise Stopped(number, rollouts, self.run.optimisation.rollouts, self.latest)
 
     def _count_refused(self, steps: int, reason: str) -> None:
@@ -379,11 +370,26 @@ class Trainer:
             lines += line(sample | ({"timed_out": True} if index in late else {}))
         self.folder.append(SAMPLES, lines)
 
-    def _save(self) -> None:
+    def _save(self, *, planned: bool) -> None:
         about = self.folder.identity() if self.folder is not None else {}
         self.latest = checkpoint.save(self.out / CHECKPOINTS, self.progress, self.engine, about)
         if self.folder is not None:
             self.folder.keep_newest(self.latest)
+            if planned:
+                self.folder.forget_replaced()
+
+    def _finish(self) -> RunResult:
+        self.accelerator.wait_for_everyone()  # the first process may still be writing
+        result = RunResult(self.out, read_records(self.out / METRICS))
+        if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
+            self.folder.forget_replaced()  # a kill may have prevented it after the last save
+            self.folder.keep_newest(self.latest)  # a kill may have prevented this, too
+            for text in summary(result.records):
+                say(self.console, text)
+            out = str(self.out)
+            for text in (f"folder: {out} (every metric: {command('report', out)})", f"next: {command('look', out)}"):
+                say(self.console, text, copied=True)
+        return result
 
 
 def plain_torch() -> None:

@@ -1,7 +1,7 @@
 """The folder of a run: its lock, the checkpoint to continue from, and the replacement of an earlier run.
 
 One process holds the folder, by a lock that the kernel releases when the process ends. Only files that a run of rlstab
-wrote are removed: those that are named here, and those that a checkpoint names.
+wrote are moved or removed: those that are named here, and those that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ JOURNALS = (METRICS, SAMPLES)
 #: Files that a run writes, apart from its checkpoints and the folders of its trackers.
 FILES = (CONFIG, *JOURNALS, ABOUT)
 
+#: Where a replaced run is kept until the new run has a checkpoint.
+REPLACED = ".replaced"
+
 
 class RunFolder:
     """The folder of a run, locked by this process.
@@ -87,11 +90,10 @@ class RunFolder:
         try:
             with filesystem_errors(self.path):
                 self._hold()
-                before, records = run_id_in(self.path), self.path / METRICS
-                self._fresh = not resume or before is None
-                logged = records.is_file() and records.stat().st_size > 0
-                came_far = before is not None and (logged or checkpoint.checkpoints(self.path / CHECKPOINTS))
-                if came_far and not (resume or overwrite):
+                before = run_id_in(self.path)
+                moving = lexists(self.path / REPLACED) and run_id_in(self.path / REPLACED) is None  # killed meanwhile
+                self._fresh = not resume or before is None or moving
+                if not (resume or overwrite) and (lexists(self.path / REPLACED) or _came_far(self.path)):
                     raise ConfigError(
                         f"{self.path} already holds a run. Give --resume, --overwrite, or another tracking.out."
                     )
@@ -211,30 +213,45 @@ class RunFolder:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Begin this run in the folder: remove the files of a replaced run, and write the settings.
+        """Begin this run in the folder: move a replaced run aside, and write the settings.
 
         Args:
             about: further entries of ``run.json``.
         """
         with filesystem_errors(self.path):
-            checkpoints = self.path / CHECKPOINTS
-            if self._fresh and run_id_in(self.path) is not None:
-                for path in checkpoint.checkpoints(checkpoints):
-                    checkpoint.remove(path)
-                shutil.rmtree(checkpoints / ".writing", ignore_errors=True)
-                for name in FILES:  # run.json last: after a kill it marks the rest as removable
-                    (self.path / name).unlink(missing_ok=True)
+            if self._fresh:
+                self._make_room()
             if self.start is None:
                 remove_dump(self.path / DUMP)
-            checkpoints.mkdir(exist_ok=True)
-            for path in (self.path / name for name in JOURNALS):
-                if path.is_file():  # its last line may have been cut off
-                    os.truncate(path, path.read_bytes()[: self._kept.get(path.name, 0)].rfind(b"\n") + 1)
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            for name in JOURNALS:
+                _cut(self.path / name, self._kept.get(name, 0))
             identity = self.identity()
             del identity["settings"], identity["journals"]
             self._about = {**identity, "saved": self.start is not None, **about}
             replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             replace_file(self.path / CONFIG, dump_run(self._run))
+
+    def _make_room(self) -> None:
+        """Move the earlier run aside, ``run.json`` last; remove one that has no checkpoint and no record."""
+        aside, checkpoints = self.path / REPLACED, self.path / CHECKPOINTS
+        if run_id_in(aside) is not None:
+            if not checkpoint.checkpoints(checkpoints):  # the run here replaced the one aside, and has no checkpoint
+                clear(self.path)
+                return
+            self.forget_replaced()
+        elif not lexists(aside) and not _came_far(self.path):
+            clear(self.path)
+            return
+        aside.mkdir(exist_ok=True)
+        for path in checkpoint.checkpoints(checkpoints):
+            if checkpoint.owner(path) is not None:
+                (aside / CHECKPOINTS).mkdir(exist_ok=True)
+                shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may be a link to another disk
+        for name in (DUMP, *FILES):
+            if lexists(self.path / name):
+                (self.path / name).rename(aside / name)
+        self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
 
     def append(self, name: str, lines: str) -> None:
         """Append lines to a journal in one system call, so that readers see whole lines.
@@ -270,6 +287,17 @@ class RunFolder:
             for path in until[: -self._run.tracking.keep_checkpoints]:
                 checkpoint.remove(path)
 
+    def forget_replaced(self) -> None:
+        """Remove the run that this one replaced."""
+        with filesystem_errors(self.path):
+            aside = self.path / REPLACED
+            if lexists(aside):
+                clear(aside)
+                with suppress(OSError):
+                    aside.rmdir()
+            if lexists(aside):
+                self.say(f"{aside} holds files that the replaced run did not write")
+
 
 def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:
     """Entries of ``run.json`` beyond the identity of the run: versions, the machine, rewards, signs of idle methods.
@@ -302,6 +330,28 @@ def run_id_in(folder: Path) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
+def clear(folder: Path) -> None:
+    """Remove the files that a run wrote in a folder; without a run, nothing is removed."""
+    if run_id_in(folder) is None:
+        return
+    checkpoints = folder / CHECKPOINTS
+    for path in checkpoint.checkpoints(checkpoints):
+        checkpoint.remove(path)
+    shutil.rmtree(checkpoints / ".writing", ignore_errors=True)
+    with suppress(OSError):
+        checkpoints.rmdir()
+    remove_dump(folder / DUMP)
+    for name in FILES:  # run.json last: after a kill it marks the rest as removable
+        (folder / name).unlink(missing_ok=True)
+
+
+def _came_far(folder: Path) -> bool:
+    """Whether a folder holds a run with a record or a checkpoint."""
+    records = folder / JOURNALS[0]
+    started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
+    return started and run_id_in(folder) is not None
+
+
 # -- journals --------------------------------------------------------------------------------------------------------
 
 
@@ -321,3 +371,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         for record in records
         if type(record.get("rollout")) is int
     ]
+
+
+def _cut(path: Path, size: int | None) -> None:
+    """Cut a file to a number of bytes, and remove a line that was cut off."""
+    if path.is_file():
+        os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)

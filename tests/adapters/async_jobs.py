@@ -6,6 +6,7 @@
 import functools
 import http.server
 import json
+import os
 import queue
 import random
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.adapters import jobs
+from tests.adapters import cpu_fsdp, jobs
 from tests.adapters.jobs import CHAIN, response, scored
 from tests.adapters.trl_jobs import ON_CPU, prompts, recorder, reward, tokenizer
 
@@ -50,12 +51,16 @@ def first_policy() -> list[tuple[list[int], list[int], list[float]]]:
 
 
 class Worker:
-    """A rollout worker, as TRL's own tests have it: a queue of scored samples, filled when the weights are new."""
+    """A rollout worker, as TRL's own tests have it: a queue of scored samples, filled when the weights are new.
 
-    def __init__(self, *, each: int = 8, lag: int = 0, spoiled: int = -1) -> None:
+    Each adds ``each`` samples; with ``replies`` the third and fourth token of a response are what a tool answered.
+    """
+
+    def __init__(self, *, each: int = 8, lag: int = 0, spoiled: int = -1, replies: bool = False) -> None:
         self.rollout_buffer: Any = queue.Queue()
         self.metrics_queue: Any = queue.Queue()
         self.each, self.lag, self.spoiled, self.version, self.count = each, lag, spoiled, 0, 0
+        self.replies = replies
 
     def sample(self, index: int) -> Any:
         """One of four responses to a prompt, with log-probs near those of the first policy."""
@@ -66,11 +71,12 @@ class Worker:
         logprobs = [min(value + draw.gauss(-0.3, 0.3), -1e-3) for value in values]
         if index == self.spoiled:
             logprobs[0] = float("nan")
+        mask = [int(not (self.replies and position in (2, 3))) for position in range(len(ids))]
         return RolloutSample(
             prompt=[],
             completion=[],
             input_ids=np.array(prompt + ids),
-            completion_mask=np.array([0] * len(prompt) + [1] * len(ids)),
+            completion_mask=np.array([0] * len(prompt) + mask),
             old_log_probs=np.array([0.0] * len(prompt) + logprobs),
             advantage=draw.gauss(0.0, 1.0),
             model_version=max(0, self.version - self.lag),
@@ -95,7 +101,10 @@ class Worker:
 
 
 class Transfer:
-    """Weights go nowhere."""
+    """Weights go nowhere; they are put together where they are sharded, which all ranks do."""
+
+    def send_weights(self, weights: Any) -> None:
+        assert all(values.numel() for _, values in weights)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -132,9 +141,20 @@ def config(folder: Path, **changes: Any) -> Any:
 
 
 def trainer_of(
-    folder: Path, objective: Any = None, *, base: str | None = None, plain: bool = False, **given: Any
+    folder: Path,
+    objective: Any = None,
+    *,
+    base: str | None = None,
+    signals: Any = None,
+    plain: bool = False,
+    adapters: dict[str, Any] | None = None,
+    **given: Any,
 ) -> Any:
-    """The adapter's trainer, or TRL's if ``plain``; both attend on a CPU, whose peak of FLOPs TRL cannot look up."""
+    """The adapter's trainer, or TRL's if ``plain``; both attend on a CPU, whose peak of FLOPs TRL cannot look up.
+
+    ``adapters`` are settings of LoRA.
+    """
+    import peft
     from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer, packing
 
     from rlstab.adapters.trl.async_trainer import RLStabAsyncGRPOTrainer
@@ -143,7 +163,9 @@ def trainer_of(
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
     worker = given.pop("worker", {})
     worker = Worker(**worker) if isinstance(worker, dict) else worker
-    chosen = AsyncGRPOTrainer if plain else partial(RLStabAsyncGRPOTrainer, objective=objective, base=base)
+    chosen = (
+        AsyncGRPOTrainer if plain else partial(RLStabAsyncGRPOTrainer, objective=objective, base=base, signals=signals)
+    )
     return chosen(
         model=str(CHAIN),
         args=config(folder, **given),
@@ -151,17 +173,28 @@ def trainer_of(
         processing_class=tokenizer(),
         rollout_worker=worker,
         weight_transfer=Transfer(),
+        peft_config=peft.LoraConfig(task_type="CAUSAL_LM", **adapters) if adapters else None,
     )
 
 
 def run(
-    folder: Path, objective: Any = None, *, resume: str | None = None, skipped: int = 0, **given: Any
+    folder: Path,
+    objective: Any = None,
+    *,
+    resume: str | None = None,
+    skipped: int = 0,
+    dumped: bool = False,
+    **given: Any,
 ) -> dict[str, Any]:
     """Train, and say what happened; a resumed run goes on behind the ``skipped`` samples that the first one took."""
     trainer = trainer_of(folder, objective, **given)
     if isinstance(trainer.rollout_worker, Worker):
         trainer.rollout_worker.count = skipped
     steps = recorder(trainer)
+    if dumped:
+        from rlstab.adapters.trl import DumpCallback
+
+        trainer.add_callback(DumpCallback(trainer, folder / "dump"))
     trainer.train(resume_from_checkpoint=resume)
     refusal = getattr(trainer, "last_refusal", None)
     return {"steps": steps, "log": trainer.state.log_history, "ranks": jobs.counted_ranks(), "refusal": refusal}
@@ -228,10 +261,13 @@ def run_with_server(folder: Path, patch: Any, objective: Any, **given: Any) -> d
         server.server_close()
 
 
-def over_ranks(folder: Path, given: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Jobs over two processes that hold the model (DDP)."""
-    return jobs.over_ranks("tests.adapters.async_jobs", folder, given, **ON_CPU)
+def over_ranks(folder: Path, given: dict[str, Any], *, sharded: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Jobs over two processes, whose model is sharded by FSDP2, or held by both (DDP)."""
+    variables = {**ON_CPU, **(cpu_fsdp.VARIABLES if sharded else {})}
+    return jobs.over_ranks("tests.adapters.async_jobs", folder, given, **variables)
 
 
 if __name__ == "__main__":
+    if "FSDP_VERSION" in os.environ:
+        cpu_fsdp.shard_on_cpus()
     jobs.of_rank(Path(sys.argv[1]), run)

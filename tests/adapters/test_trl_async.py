@@ -14,16 +14,22 @@ pytest.importorskip("trl.experimental.async_grpo.packing", reason="AsyncGRPOTrai
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from rlstab.adapters.training import plan_step
-from rlstab.adapters.trl import async_trainer
+from rlstab.adapters.trl import DumpCallback, async_trainer, hooks
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal
+from rlstab.look.alternatives import effect_of
+from rlstab.look.host_loss import judge
+from rlstab.look.recorded_loss import loss_of
+from rlstab.record import read_dump
 from tests.adapters import jobs
-from tests.adapters.async_jobs import over_ranks, run, run_with_server, trainer_of
+from tests.adapters.async_jobs import first_policy, over_ranks, run, run_with_server, trainer_of
 from tests.adapters.jobs import farthest, largest, same_weights
 from tests.adapters.trl_jobs import ON_CPU
+from tests.adapters.trl_jobs import reward as reward_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
+KL = {"name": "kl", "coefficient": 0.5}
 MASKS = [CLIP, {"name": "s2t"}, {"name": "random_mask", "share": 0.3}]
 FOUR = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
@@ -75,7 +81,7 @@ def test_each_response_keeps_its_number_group_and_end(tmp_path: Path, monkeypatc
         parts.extend(batch for batch, _ in evidence)
         plan_step(step, evidence)
 
-    monkeypatch.setattr(async_trainer, "plan_step", planned)
+    monkeypatch.setattr(hooks, "plan_step", planned)
     run(tmp_path, [CLIP, {"name": "truncated_mask"}], max_steps=1, **FOUR)
     assert len(parts) == 4
     rows = [row for batch in parts for row in zip(batch.sequence_ids.tolist(), batch.group_ids.tolist(), strict=True)]
@@ -135,7 +141,7 @@ def test_two_processes_are_the_same_step(tmp_path: Path) -> None:
     ("objective", "changes", "text"),
     [
         ([CLIP], {"epsilon": 0.3}, "AsyncGRPOConfig.epsilon = 0.3 has no effect"),
-        ([CLIP, {"name": "kl", "coefficient": 0.1}], {}, "'kl' reads 'ref_logprobs'.*has no reference model"),
+        ([CLIP, {"name": "turn_credit"}], {}, "'turn_credit' reads 'turn_reward'.*signals={'turn_reward': function}"),
         ([CLIP, {"name": "lp_reg"}], {}, "'lp_reg' reads 'max_logprobs'.*RLStabGRPOTrainer"),
         ([CLIP], {"optim": "lomo"}, "optim = 'lomo'"),
     ],
@@ -151,13 +157,101 @@ def test_another_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         async_trainer.check_host()
 
 
+def test_a_dump_has_the_versions_and_look_finds_the_loss(tmp_path: Path) -> None:
+    lagged = [*MASKS, KL, {"name": "max_lag", "updates": 1}]
+    plain = run(tmp_path / "plain", lagged, **FOUR)
+    done = run(tmp_path, lagged, dumped=True, **FOUR)
+    assert all(farthest(*pair) == 0.0 for pair in zip(plain["steps"], done["steps"], strict=True))
+    dump = read_dump(tmp_path / "dump")
+    assert dump.notes == []
+    assert [(step.number, step.accumulation) for step in dump.steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [step.tensors["versions"].unique().tolist() for step in dump.steps] == [[0], [0], [1], [2]]
+    verdict = judge(dump.steps)  # the worker's log-probs are not those of the first policy, which is no fault here
+    assert (verdict.name, verdict.agrees, verdict.findings) == ("rlstab", True, ())
+    assert verdict.error < 1e-5
+    known = {tuple(prompt + ids): reward_of([ids])[0] for prompt, ids, _ in first_policy()}
+    for step, after in zip(dump.steps, done["steps"], strict=True):
+        loss = loss_of(step)
+        assert loss is not None
+        assert loss.objective is not None
+        _, seen, state = effect_of(step, loss.objective, loss.state)
+        assert state == after["settled"]
+        assert int(seen.kept.sum()) == after["kept"][0]
+        responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
+        rewards = [known[*prompt.tolist(), *ids.tolist()] for prompt, ids in zip(step.prompts, responses, strict=True)]
+        assert step.tensors["rewards"].tolist() == pytest.approx(rewards)
+
+
+def test_a_dump_is_of_a_trainer_that_keeps_its_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="AsyncGRPOTrainer keeps no tokens"):
+        DumpCallback(trainer_of(tmp_path, plain=True), tmp_path / "dump")
+
+
+@pytest.mark.parametrize("adapters", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}])
+def test_the_reference_is_the_model_that_training_began_with(adapters: Any, tmp_path: Path) -> None:
+    given = {"adapters": adapters, "learning_rate": 0.05, "max_steps": 2}
+    whole = run(tmp_path / "whole", [CLIP, KL], dumped=True, **given)
+    cut = run(tmp_path / "cut", [CLIP, KL], dumped=True, **FOUR, **given)
+    for step, other in zip(whole["steps"], cut["steps"], strict=True):
+        assert farthest(step, other) < 1e-5 * largest(step)
+    for name in ("whole", "cut"):
+        for step in read_dump(tmp_path / name / "dump").steps:
+            reference = step.tensors["ref_logprobs"].split(step.tensors["lengths"].tolist())
+            ids = step.tensors["ids"].split(step.tensors["lengths"].tolist())
+            expected = jobs.scored([prompt.tolist() for prompt in step.prompts], [row.tolist() for row in ids])
+            for values, right in zip(reference, expected, strict=True):
+                assert torch.allclose(values, right, atol=1e-4)
+        moved = (step.live_logprobs - step.tensors["ref_logprobs"]).abs().mean()
+        assert moved > 1e-3
+
+
+def test_turns_follow_from_the_mask_of_tools(tmp_path: Path) -> None:
+    def scored(responses: Any) -> torch.Tensor:
+        return (responses["completion_ids"] % 2).float()
+
+    given = {"signals": {"turn_reward": scored}, "worker": {"replies": True}, "max_steps": 1, "dumped": True}
+    credited = [CLIP, {"name": "turn_credit"}]
+    whole, cut = run(tmp_path / "whole", credited, **given), run(tmp_path / "cut", credited, **FOUR, **given)
+    assert farthest(whole["steps"][0], cut["steps"][0]) < 1e-5 * largest(whole["steps"][0])
+    (step,) = read_dump(tmp_path / "cut" / "dump").steps
+    lengths = step.tensors["lengths"].tolist()
+    for turns in step.tensors["turn"].split(lengths):
+        assert turns.tolist() == [0.0] * 2 + [1.0] * (len(turns) - 2)
+    assert sum(lengths) == sum(len(ids[:2] + ids[4:]) for _, ids, _ in first_policy()[:8])
+    assert torch.equal(step.tensors["turn_reward"], (step.tensors["ids"] % 2).float())
+
+
+@pytest.mark.slow
+def test_sharding_changes_nothing(tmp_path: Path) -> None:
+    """FSDP2 over two real processes, with a reference model, whose parameters are sharded too."""
+    pair = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "dumped": True}
+    objective = [*MASKS, KL, {"name": "max_lag", "updates": 1}]
+    whole = run(tmp_path / "whole", objective)
+    ranks = over_ranks(tmp_path / "ranks", {"pair": {"objective": objective, **pair}}, sharded=True)["pair"]
+    assert [job["ranks"] for job in ranks] == [2, 2]
+    for job in ranks:
+        for step, other in zip(whole["steps"], job["steps"], strict=True):
+            assert other["sharded"]
+            assert farthest(step, other) < 1e-5 * largest(step)
+            assert all(step[key] == other[key] for key in ("kept", "tokens", "state"))
+    dump = read_dump(tmp_path / "ranks" / "pair" / "dump")
+    assert [step.header.ranks for step in dump.steps] == [2] * 4
+    assert judge(dump.steps).agrees
+
+
 @pytest.mark.slow
 def test_trls_own_rollout_worker_feeds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's worker in its process asks a server for completions; each weight sync raises the version of the next."""
     pytest.importorskip("aiohttp")
-    served = run_with_server(tmp_path, monkeypatch, [*MASKS, {"name": "max_lag", "updates": 4}], **FOUR)
+    lagged = [*MASKS, {"name": "max_lag", "updates": 4}]
+    served = run_with_server(tmp_path, monkeypatch, lagged, dumped=True, **FOUR)
     assert [line["rlstab/steps/refused"] for line in served["log"][:4]] == [0.0] * 4
     assert served["log"][0]["rlstab/max_lag/lag"] == 0.0
     assert all(0.0 <= line["rlstab/max_lag/lag"] <= 4.0 for line in served["log"][1:4])
     assert all(largest(step) > 0.0 for step in served["steps"])
     assert served["log"][0]["rlstab/ratio/mean"] == pytest.approx(1.0, abs=1e-4)  # the server has the first weights
+    steps = read_dump(tmp_path / "dump").steps
+    assert judge(steps).agrees
+    for step, line in zip(steps, served["log"], strict=False):
+        assert step.batch.lag is not None
+        assert float(step.batch.lag.mean()) == pytest.approx(line["rlstab/max_lag/lag"])

@@ -54,13 +54,13 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
-    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    assert read(tmp_path).path.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
-    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    assert read(tmp_path).path.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"log_history": [')  # killed while it was saved
     (tmp_path / "checkpoint-200").symlink_to(DATA / "trl_1_16", target_is_directory=True)
     log = read(tmp_path)
-    assert (Path(log.title).parent.name, len(log.remarks)) == ("checkpoint-60", 2)
+    assert (Path(log.path).parent.name, len(log.remarks)) == ("checkpoint-60", 2)
     for step in (20, 100, 60):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
     assert read(tmp_path).rollouts == 30
@@ -82,7 +82,7 @@ def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
     path = tmp_path / "chart.csv"
     path.write_text(wandb_chart("entropy", {"a - b": rows("healthy"), "c": rows("entropy_collapse")}), encoding="utf-8")
     logs = read_logs(path)
-    assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
+    assert [log.path for log in logs] == [f"{path}: a - b", f"{path}: c"]
     assert [diagnose(log).verdict() for log in logs] == ["nothing found", "no harm; entropy floor"]
     assert list(logs[0].metrics) == ["tokens/entropy"]
 
@@ -250,6 +250,26 @@ def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
         "left out values that are NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
     ]
     assert len(remarks) == 1
+
+
+def test_a_run_that_is_watched_is_at_each_line_the_run_of_the_lines_so_far() -> None:
+    """Also after a late score of an older step, a value in a second line of a step, and a resume from a checkpoint."""
+    lines: list[tuple[int, dict[str, Any]]] = [(step, {"reward": step / 10, "loss": 0.1}) for step in range(9)]
+    lines += [(4, {"eval_reward": 0.4}), (2, {"eval_reward": 0.2}), (8, {"grad_norm": "NaN"}), (9, {"reward": None})]
+    lines += [(step, {"reward": 0.7, "clip_ratio": 0.1}) for step in range(6, 12)]
+    watch = Watch()
+    for count, (step, values) in enumerate(lines, 1):
+        watch.log(step, values)
+        watched, fresh = watch.rows.run(watched=True), Rows()
+        for line in lines[:count]:
+            fresh.log(*line)
+        run = Rows(dict(fresh)).run()
+        assert (watched.names, watched.evaluations, watched.not_finite) == (run.names, run.evaluations, run.not_finite)
+        assert watched.metrics.keys() == run.metrics.keys()
+        for name, curve in run.metrics.items():
+            np.testing.assert_array_equal(watched.metrics[name], curve)
+    assert watched.metrics["reward/mean"][0].tolist() == list(range(1, 13))  # counted from 1
+    assert [score["rollout"] for score in watched.evaluations] == [3, 5]
 
 
 def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_database_is_read_as_the_log_that_went_into_it(write, tmp_path: Path) 
     expected = read_logs(Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl")[0]
     for path in (tmp_path, tmp_path / "runs.db"):
         (log,) = read_logs(path)
-        assert log.title.endswith("run-a")
+        assert log.path.endswith("run-a")
         assert log.metrics["reward/mean"][1].tolist() == expected.metrics["reward/mean"][1].tolist()
 
 

@@ -13,11 +13,10 @@ import torch
 from rlstab import PolicyOutputs, Terms, TokenBatch, TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.look.alternatives import effect_of
-from rlstab.look.forward import completed, entropy_slopes, sequences_of
+from rlstab.look.forward import completed
 from rlstab.look.gradient import run_coefficients, traces_of
 from rlstab.look.host_loss import judge
 from rlstab.look.recorded_loss import loss_of
-from rlstab.models.policy import load_policy
 from rlstab.record import Dump, load, read_dump, trace
 from tests.replay.dumps import told
 from tests.train.forks import Forks
@@ -169,29 +168,3 @@ def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_p
     added = completed(Dump([bare]), run.model.name, quiet())
     assert added.notes == []
     assert torch.allclose(added.steps[0].tensors["entropies"], known, atol=1e-4)
-
-
-def test_what_a_pull_adds_to_the_entropy_is_what_a_step_adds(tmp_path: Path) -> None:
-    """By a small step of the model along the gradient of some tokens' log-probs, forth and back."""
-    go(dumping(tmp_path, learning={"rollouts": 1, "epochs": 1, "mini_batches": 1}))
-    (step,), policy = read_dump(tmp_path).steps, load_policy(str(small(tmp_path).model.name))
-    sequences, temperature = sequences_of(policy, step), step.header.temperature
-    assert temperature is not None
-    pull = torch.linspace(-1, 1, len(step.mask))
-    expected = float(pull @ entropy_slopes(policy, step, sequences))
-    index = sequences.response_mask.reshape(-1).nonzero().squeeze(-1)
-    signals = policy.signals(sequences, index, needs={"logprobs"}, temperature=temperature)
-    assert signals.logprobs is not None
-    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
-    gradients = torch.autograd.grad((signals.logprobs * pull).sum(), weights)
-
-    def entropy_after(size: float) -> float:
-        with torch.no_grad():
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.add_(gradient, alpha=size)
-        entropies = policy.evidence(sequences, {"entropies"}, 8, temperature=temperature)["entropies"]
-        return float(entropies[sequences.response_mask].double().mean())
-
-    size = 0.0005 / abs(expected)  # beyond that the entropy bends
-    after, before = entropy_after(size), entropy_after(-2 * size)
-    assert (after - before) / (2 * size) == pytest.approx(expected, rel=0.05)

@@ -24,9 +24,8 @@ import torch
 
 from rlstab.config import RunConfig
 from rlstab.train import Stopped, train
-from rlstab.train.run_folder import run_id_in
 from tests.train.forks import print_to
-from tests.train.runs import ADAPTER, STAGED, differences, left, long, quiet
+from tests.train.runs import ADAPTER, STAGED, checkpoints, differences, left, long, quiet
 
 #: Python says of these to an audit hook before it does them.
 EVENTS = {"open", "shutil.rmtree"} | {
@@ -113,6 +112,7 @@ class Campaign:
         shutil.rmtree(self.out)
         assert self._train(seed=1) == FINISHED, self.log.read_text()  # a finished run of another seed, to be replaced
         (self.out / "notes.txt").write_text("mine")
+        self.other = self._sizes()
         self.out.rename(self.kept)
 
     def _train(
@@ -142,6 +142,8 @@ class Campaign:
             if code not in ENDED:
                 return self._fail(happened, self.log.read_text())
             self.counts[kind.split()[0]] += 1
+            if replaced and not self._one_is_kept():
+                return self._fail(happened, "the run that was replaced is lost and the new one has no checkpoint")
             options = {"overwrite": True} if replaced and not self._is_new() else {"resume": True}
         if replaced and (self.out / "notes.txt").read_text() != "mine":
             self._fail(happened, "a file of the user is gone")
@@ -162,8 +164,20 @@ class Campaign:
         return f"{kind} {hook}", self._train(*hook, **options)
 
     def _is_new(self) -> bool:
-        """Whether the folder holds nothing of the run that is replaced any more."""
-        return run_id_in(self.out) != run_id_in(self.kept)
+        """Whether the folder holds the new run, or nothing of a run any more, for the other one is aside."""
+        config = self.out / "config.yaml"
+        return not config.exists() or "seed: 1\n" not in config.read_text()
+
+    def _one_is_kept(self) -> bool:
+        """Whether there is a checkpoint of the new run, or all of the other one's tensors and records."""
+        there = self._sizes()
+        other = all(any(name in mine and size == there[mine] for mine in there) for name, size in self.other.items())
+        return other or (self._is_new() and bool(checkpoints(self.out)))
+
+    def _sizes(self) -> dict[str, int]:
+        """Of tensors and records, by the path in the folder."""
+        kept = [*self.out.rglob("*.safetensors"), *self.out.rglob("metrics.jsonl")]
+        return {str(path.relative_to(self.out)): path.stat().st_size for path in kept}
 
     def _fail(self, happened: list[str], why: str) -> None:
         self.failures.append(f"{self.kind}: " + "; ".join(happened) + f": {why}")

@@ -64,6 +64,11 @@ def mine(out: Path) -> list[str]:
     return [name for name, data in files(out).items() if data == b"mine"]
 
 
+def aside(out: Path) -> list[Path]:
+    """Runs that were replaced and wait for the first checkpoint of the new one."""
+    return [path.parent for path in out.rglob("config.yaml") if path.parent != out]
+
+
 MINE = ["checkpoints/notes.txt", "notes.txt", "plots/reward.svg"]
 
 
@@ -83,21 +88,29 @@ def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> No
 
 
 class Breaks(own.Graded):
-    """There are two problems to train on, and an error in place of others."""
+    """Its run ends with an error in the second rollout, for which there are no problems once the first is scored."""
+
+    scored = False
+
+    def score(self, example: Any, completion: str) -> float:
+        self.scored = True
+        return super().score(example, completion)
 
     def example(self, split: Any, index: int) -> Any:
-        if split == "train" and index >= 2:
+        if self.scored and split == "train" and index >= 2:
             raise RuntimeError("no more examples")
         return super().example(split, index)
 
 
-def test_a_run_is_replaced_once_the_new_one_can_begin(run: Path, new: dict[str, Any]) -> None:
+def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path, new: dict[str, Any]) -> None:
     """And nothing of the user is replaced."""
-    before = files(run)
+    before = left(run)
     with pytest.raises(RuntimeError, match="no more examples"):
         go(long(run, seed=1), overwrite=True, task=Breaks())
-    assert files(run) == before
+    assert mine(run) == MINE
+    assert [differences(path, before) for path in aside(run)] == [[]]
     go(another(run), overwrite=True)
+    assert aside(run) == []
     assert differences(run, new) == []
     assert mine(run) == MINE
 
@@ -139,6 +152,14 @@ def test_a_full_disk_is_one_line_and_costs_nothing(size: int, forks: Forks, whol
     assert not [name for name in now if name.startswith("checkpoints/") and name not in before], "half a file"
     go(long(out), resume=True)
     assert differences(out, left(whole)) == []
+
+
+def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
+    before = left(run)
+    (said,) = forks.does(file_of(long(run, seed=1)), 1, "limited", size=200_000, overwrite=True).counted
+    assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
+    assert [differences(path, before) for path in aside(run)] == [[]]
+    assert mine(run) == MINE
 
 
 def test_a_second_process_is_refused(forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,30 +7,42 @@ transformers fetches all micro-batches of an optimizer step before its first bac
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import trl
+from accelerate.utils import is_peft_model
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
-from trl.models.utils import disable_gradient_checkpointing
+from trl.experimental.async_grpo.packing import TREE_ATTENTION
+from trl.models.utils import disable_gradient_checkpointing, prepare_fsdp
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id, pad
 
-from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_objective import defaults_of, settings_of_trl
 from rlstab.adapters.releases import check_methods, how_to_install
-from rlstab.adapters.training import Given, plan_step
+from rlstab.adapters.training import Given
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
-from rlstab.core.batch import TokenBatch
+from rlstab.adapters.trl.responses import (
+    COLUMNS,
+    GROUP_IDS,
+    REWARDS,
+    SAMPLED,
+    SEQUENCE_IDS,
+    Inputs,
+    Provider,
+    response_mask,
+)
 from rlstab.core.method_settings import check_choices
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.step import OptimizerStep
 from rlstab.errors import HostError
 from rlstab.hosts import adapted
+from rlstab.signals import SIGNAL_NAMES
 
 #: What is overridden or relied on line by line, in the one release that has it, as in ``hosts.yaml``.
 METHODS: Mapping[type, Mapping[str, Sequence[str]]] = {
@@ -42,15 +54,15 @@ METHODS: Mapping[type, Mapping[str, Sequence[str]]] = {
     },
     RolloutQueueDataset: {"__iter__": ("self", "c3463f1ca004")},
 }
-_REFERENCE = "train with RLStabGRPOTrainer: AsyncGRPOTrainer has no reference model"
 HOST = replace(
     adapted("trl"),
     name="TRL's AsyncGRPOTrainer",
-    release="",
-    gives=frozenset({"entropies", "rollout_logprobs", "truncated", "branch", "lag"}),
+    gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn"}),
     live=frozenset({"entropies"}),
-    how={"ref_logprobs": _REFERENCE},
-    otherwise="train with RLStabGRPOTrainer, which can provide it",
+    how={},
+    otherwise=f"{adapted('trl').otherwise}, or train with RLStabGRPOTrainer",
+    section="AsyncGRPOConfig",
+    settings=lambda objective: {},
 )
 _TREE = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
 
@@ -62,17 +74,27 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         objective: path of a YAML file, what such a file holds, or a method or composition. None is TRL's loss with the
             ``epsilon`` and ``epsilon_high`` of AsyncGRPOConfig.
         base: ``config`` adds the methods of ``objective`` to those of TRL's loss.
+        signals: by the name of a user-defined signal, a function from the responses, by the names of the columns of
+            ``GRPOTrainer``, to ``(B, T)`` values.
+
+    Attributes:
+        ref_model: the model that training began with, if a method reads its log-probs and PEFT has not kept it.
 
     Raises:
         ConfigError: a setting of AsyncGRPOConfig that the objective replaces is set, or the engine is not
             data-parallel.
-        MissingSignal: a method reads a signal that this trainer does not have, such as a reference model's.
+        MissingSignal: a method reads a signal that this trainer does not have.
         OutOfRange: there is no such ``base``.
         HostError: the installed TRL is not what the adapter was written for, or a class has a loss of its own.
     """
 
     def __init__(
-        self, *args: Any, objective: Given | None = None, base: Literal["config"] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        objective: Given | None = None,
+        base: Literal["config"] | None = None,
+        signals: Mapping[str, Provider] | None = None,
+        **kwargs: Any,
     ) -> None:
         check_choices(RLStabAsyncGRPOTrainer.__init__, base=base)
         check_host()
@@ -81,13 +103,17 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         names = [name for name in defaults_of("trl") if hasattr(config, name)]
         settings = settings_of_trl({name: getattr(config, name) for name in names})
         derived = objective is None or base == "config"
-        chosen = objective_by(settings, objective, derived=derived, title="AsyncGRPOConfig", host=HOST)
+        chosen = objective_by(settings, objective, derived=derived, host=HOST)
+        providers = {"lag": self._rlstab_lag, **(signals or {})}
+        replace(HOST, gives=HOST.gives | providers.keys()).require(chosen)
         super().__init__(*args, **kwargs)
         cut = derived and self.args.gradient_accumulation_steps > 1
         deviations = ["tokens: TRL divides by those of each micro-batch, the objective by the step's."] if cut else []
-        self._rlstab_train_by(chosen, deviations)
-        self._rlstab_ends = torch.tensor(sorted(ids_of_tokens(self.eos_token_ids)))
+        self._rlstab_train_by(chosen, deviations, providers)
         self._rlstab_synced: dict[int, int] = {}  # by version of the weights, the optimizer steps before it
+        self.ref_model = None
+        if "ref_logprobs" in chosen.needs and not is_peft_model(self.model):
+            self.ref_model = self._rlstab_reference()
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
@@ -96,7 +122,7 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         self._rlstab_synced[self.model_version] = self.state.global_step
 
     def get_train_dataloader(self) -> Any:
-        """TRL's, whose micro-batches have in addition what a :class:`_Rollouts` knows of each response."""
+        """TRL's, whose micro-batches have in addition the responses as ``GRPOTrainer`` has them."""
         loader = super().get_train_dataloader()
         base = loader.base_dataloader
         if self.accelerator.is_main_process:  # the others are sent their rows
@@ -108,58 +134,48 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         """The micro-batches of an optimizer step, which is planned here if it has several."""
         batches, items = super().get_batch_samples(*args, **kwargs)
         self._rlstab_step = step = self._rlstab_new_step()
+        for inputs in batches:
+            count = int((inputs[_RESPONSES][SEQUENCE_IDS] >= 0).sum())  # the rest pads to the rank with the most
+            inputs[_RESPONSES] = {name: values[0, :count] for name, values in inputs[_RESPONSES].items()}
+            if "ref_logprobs" in self.objective.needs:
+                inputs[_RESPONSES][COLUMNS["ref_logprobs"]] = self._rlstab_signals(inputs, reference=True)["logprobs"]
         if len(batches) > 1:
-            self._rlstab_plan(step, batches, [self._rlstab_evidence(inputs) for inputs in batches])
+            needs = self.objective.needs & SIGNAL_NAMES
+            evidence = [self._rlstab_signals(inputs) if needs else {} for inputs in batches]
+            self._rlstab_plan(step, [inputs[_RESPONSES] for inputs in batches], evidence)
         return batches, items
 
-    # -- the plan --------------------------------------------------------------------------------------------------
+    def _rlstab_lag(self, responses: Inputs) -> Tensor:
+        lag: Tensor = self.state.global_step - responses[SAMPLED]
+        return lag[:, None].expand(responses["completion_ids"].shape).float()
 
-    def _rlstab_evidence(self, inputs: Any) -> PolicyOutputs | None:
-        """The policy at the start of the optimizer step; no forward if no method reads it."""
-        if not self.objective.needs & {"logprobs", "entropies"}:
-            return None
+    # -- forwards without gradient ---------------------------------------------------------------------------------
+
+    def _rlstab_reference(self) -> Any:
+        """The model that training begins with, loaded and prepared as ``GRPOTrainer`` does."""
+        options = {"dtype": self.args.dtype, "trust_remote_code": self.args.trust_remote_code}
+        options |= self.args.model_init_kwargs or {}
+        path = get_config_model_id(self.model.config)
+        model = create_model_from_path(path, device_map=None, attn_implementation=TREE_ATTENTION, **options)
+        add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
+        if self.is_fsdp_enabled:
+            return prepare_fsdp(model, self.accelerator)
+        return self.accelerator.prepare_model(model, evaluation_mode=True)
+
+    @torch.no_grad()
+    def _rlstab_signals(self, inputs: Any, *, reference: bool = False) -> dict[str, Tensor]:
+        """``(B, T)`` log-probs and entropies of the policy at the start of the optimizer step, or of the reference."""
         self.model.train()
+        model = self.ref_model if reference and self.ref_model is not None else self.model
+        by_peft = reference and model is self.model
+        adapter = self.accelerator.unwrap_model(model).disable_adapter() if by_peft else nullcontext()
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), self.compute_loss_context_manager(), checkpointing:
+        with self.compute_loss_context_manager(), checkpointing, adapter:
             mask = inputs["attention_mask"].bool()
             packed = {name: inputs[name][mask].unsqueeze(0) for name in ("input_ids", "position_ids", "shift_labels")}
             tree = {name: inputs[name][inputs[name] >= 0] for name in _TREE}
             tree |= zip(("tree_max_seqlen_q", "tree_max_seqlen_k"), inputs["tree_max_seqlens"][0].tolist(), strict=True)
-            return _of_tokens(self.model(**packed, **tree, fused_lm_head=True), inputs)
-
-    def _rlstab_plan(
-        self, step: OptimizerStep, batches: Sequence[Any], evidence: Sequence[PolicyOutputs | None]
-    ) -> None:
-        parts = [self._rlstab_batch(*part) for part in zip(batches, evidence, strict=True)]
-        plan_step(step, [(batch, torch.zeros(())) for batch in parts])
-
-    def _rlstab_batch(self, inputs: Any, evidence: PolicyOutputs | None) -> TokenBatch:
-        """The evidence about a micro-batch, whose tokens lie one response after the other."""
-        chosen = inputs["token_index"] >= 0
-        sampled, sequence = inputs["old_log_probs"][chosen], inputs["segment_id"][chosen]
-        numbers, groups, synced = inputs[_COLUMN][0][inputs[_COLUMN][0, :, 0] >= 0].unbind(1)
-        ends = sequence.bincount(minlength=len(numbers)).cumsum(0)
-        starts = torch.nn.functional.pad(ends, (1, -1))
-        tokens = inputs["shift_labels"][inputs["attention_mask"].bool()][inputs["token_index"][chosen]]
-        finished = torch.isin(tokens, self._rlstab_ends.to(tokens.device))
-        signals = {
-            "rollout_logprobs": sampled,
-            "truncated": (~finished[(ends - 1)[sequence]]).float(),
-            "branch": torch.zeros_like(sampled),
-            "lag": (self.state.global_step - synced)[sequence].float(),
-        }
-        if evidence is not None:
-            signals["entropies"] = evidence.signal("entropies")
-        return TokenBatch(
-            old_logprobs=sampled,
-            logprobs=sampled if evidence is None else evidence.logprobs,
-            advantages=inputs["advantages"][chosen],
-            sequence=sequence,
-            position=torch.arange(len(sequence), device=sequence.device) - starts[sequence],
-            sequence_ids=numbers,
-            group_ids=groups,
-            **{name: values for name, values in signals.items() if name in self.objective.needs},
-        )
+            return _padded(_of_tokens(model(**packed, **tree, fused_lm_head=True), inputs), inputs)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
@@ -177,10 +193,11 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
             return outputs[0]
 
         super().compute_loss(forward, inputs)
-        live, step = _of_tokens(outputs[0], inputs), self._rlstab_step or self._rlstab_new_step()
+        live, step = _of_tokens(outputs[0], inputs), self._rlstab_step
+        assert step is not None
         if step.plan is None and step.refusal is None:  # the step is this micro-batch: its live outputs are evidence
-            self._rlstab_plan(step, [inputs], [live.constant()])
-        loss: Tensor = step.loss(step.losses, live).loss * self.accelerator.num_processes  # ranks average gradients
+            self._rlstab_plan(step, [inputs[_RESPONSES]], [_padded(live.constant(), inputs)])
+        _, loss = self._rlstab_loss(step, inputs[_RESPONSES], live)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs[0].aux_loss / self.current_gradient_accumulation_steps
         return loss
@@ -198,12 +215,15 @@ def check_host() -> None:
             raise HostError(f"{owner.__name__}.{name} of {release} is not the tested one. {cure}")
 
 
-#: The column that :class:`_Rollouts` adds.
-_COLUMN = "rlstab_rollouts"
+#: The key of the responses in a micro-batch of TRL, by the names of those of ``GRPOTrainer``.
+_RESPONSES = "rlstab_responses"
+#: Of TRL's samples by token, and what :class:`_Rollouts` adds to them.
+_TOKENS = ("input_ids", "completion_mask", "old_log_probs")
+_OF_A_RESPONSE = (SEQUENCE_IDS, GROUP_IDS, "advantages", REWARDS, SAMPLED)
 
 
 class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
-    """TRL's rollouts, each with its number, its group, and the optimizer steps before the weights that sampled it.
+    """TRL's rollouts, each with its number, its reward, and the optimizer steps before the weights that sampled it.
 
     The number is its place in the queue, so that random masks do not depend on how responses are packed into rows.
     """
@@ -221,17 +241,49 @@ class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, rollout in enumerate(self.rollouts):
-            synced = self.synced.get(self.sample.model_version, 0)
-            yield {**rollout, _COLUMN: (number, rollout["group_id"], synced)}
+            named = {SEQUENCE_IDS: number, GROUP_IDS: rollout["group_id"], "advantages": rollout["advantage"]}
+            reward, sampled_at = (
+                rollout["metrics"].get("reward", math.nan),
+                self.synced.get(self.sample.model_version, 0),
+            )
+            yield {**rollout, **named, REWARDS: reward, SAMPLED: sampled_at}
 
 
-def _collate(collate: Callable[[Any], dict[str, Tensor]], examples: Any) -> dict[str, Tensor]:
-    """TRL's micro-batch, with the column of each rank's responses, padded by -1."""
-    columns = [torch.tensor([sample[_COLUMN] for sample in row.samples]) for row in examples[0]]
-    return {**collate(examples), _COLUMN: pad_sequence(columns, batch_first=True, padding_value=-1)}
+def _collate(collate: Callable[[Any], dict[str, Any]], examples: Any) -> dict[str, Any]:
+    """TRL's micro-batch, with the responses of each rank; ids are -1 where another rank has more responses."""
+    ranks = [_responses(row.samples) for row in examples[0]]
+    columns = {name: [columns[name] for columns in ranks] for name in ranks[0]}
+    padded = {name: pad(values, padding_value=-(name == SEQUENCE_IDS)) for name, values in columns.items()}
+    return {**collate(examples), _RESPONSES: padded}
+
+
+def _responses(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The responses of a rank, by the names of ``GRPOTrainer``'s columns; each goes on from its first trained token.
+
+    The worker masks what a tool or an environment answered in between.
+    """
+    rows = []
+    for sample in samples:
+        ids, mask, logprobs = map(torch.as_tensor, (sample[name] for name in _TOKENS))
+        start = max(1, int(mask.argmax()))  # nothing predicts the first token
+        parts = {"prompt": ids[:start], "completion": ids[start:]}
+        row = {f"{name}_ids": part for name, part in parts.items()}
+        row |= {f"{name}_mask": torch.ones_like(part) for name, part in parts.items()}
+        row |= dict.fromkeys(("old_per_token_logps", COLUMNS["rollout_logprobs"]), logprobs[start:].float())
+        rows.append({**row, "tool_mask": mask[start:]})
+    columns = {name: pad([row[name] for row in rows]) for name in rows[0]}
+    return columns | {name: torch.tensor([sample[name] for sample in samples]) for name in _OF_A_RESPONSE}
 
 
 def _of_tokens(outputs: Any, inputs: Any) -> PolicyOutputs:
     """The outputs of TRL's head for each trained token."""
     index = inputs["token_index"][inputs["token_index"] >= 0]
     return PolicyOutputs(*(values.flatten()[index].float() for values in (outputs.log_probs, outputs.entropy)))
+
+
+def _padded(outputs: PolicyOutputs, inputs: Any) -> dict[str, Tensor]:
+    """``(B, T)`` log-probs and entropies, of outputs for each trained token."""
+    mask, values = response_mask(inputs[_RESPONSES]), vars(outputs).items()
+    return {
+        name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values if value is not None
+    }

@@ -14,9 +14,12 @@ from trl import GRPOTrainer
 
 from rlstab.adapters.host_objective import defaults_of
 from rlstab.adapters.settings import check_windows
-from rlstab.adapters.trl.release import check_release, ends_of
+from rlstab.adapters.trl.hooks import ObjectiveTrainer
+from rlstab.adapters.trl.release import check_release, ends_of, tokenizer_of
 from rlstab.adapters.trl.responses import (
     COLUMNS,
+    REWARDS,
+    SAMPLED,
     SEQUENCE_IDS,
     Inputs,
     batch_of,
@@ -24,15 +27,12 @@ from rlstab.adapters.trl.responses import (
     stamp,
     truncated,
 )
-from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError
 from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
-
-REWARDS, SAMPLED = "rlstab_rewards", "rlstab_sampled_at"
 
 
 class DumpCallback(TrainerCallback):
@@ -43,18 +43,19 @@ class DumpCallback(TrainerCallback):
     (:mod:`rlstab.record.writer`), and the first rank the tokenizer.
 
     Args:
-        trainer: TRL's, or the adapter's.
+        trainer: TRL's ``GRPOTrainer``, or one of the adapter's.
         folder: of the dump; every rank writes into it.
         every: optimizer steps from one dump to the next; the first step is dumped too.
 
     Raises:
-        ConfigError: ``every`` is below 1, an optimizer step spans generations, or the loss is Liger's, which does not
-            keep its tokens.
+        ConfigError: ``every`` is below 1, an optimizer step spans generations, or the loss is Liger's or that of
+            ``AsyncGRPOTrainer``, which do not keep their tokens.
     """
 
-    def __init__(self, trainer: GRPOTrainer, folder: str | Path, *, every: int = 1) -> None:
+    def __init__(self, trainer: GRPOTrainer | ObjectiveTrainer, folder: str | Path, *, every: int = 1) -> None:
         check_release()
-        check_windows(trainer.args)
+        if not isinstance(trainer, (GRPOTrainer, ObjectiveTrainer)):
+            raise ConfigError(f"DumpCallback: {type(trainer).__name__} keeps no tokens. Use RLStabAsyncGRPOTrainer.")
         if every < 1:
             raise ConfigError(f"DumpCallback: every = {every}, expected 1 or more.")
         if trainer.args.use_liger_kernel:
@@ -62,8 +63,10 @@ class DumpCallback(TrainerCallback):
         self.trainer, self.recorder = trainer, Recorder(folder, every)
         self.ends = ends_of(trainer)
         self._seen: tuple[Tensor, Tensor | None] | None = None
-        _also(trainer, "_generate_and_score_completions", self._stamp)
-        if isinstance(trainer, RLStabGRPOTrainer):
+        if isinstance(trainer, GRPOTrainer):
+            check_windows(trainer.args)
+            _also(trainer, "_generate_and_score_completions", self._stamp)
+        if isinstance(trainer, ObjectiveTrainer):
             trainer.on_part = self._keep_part
         else:
             _also(trainer, "_get_per_token_logps_and_entropies", self._keep_forward)
@@ -73,7 +76,7 @@ class DumpCallback(TrainerCallback):
         """Clear what an exception left of the last run, and write the tokenizer."""
         self.recorder.begin()
         if self.trainer.accelerator.is_main_process:
-            self.recorder.write_tokenizer(self.trainer._tokenizer)
+            self.recorder.write_tokenizer(tokenizer_of(self.trainer))
 
     # -- micro-batches ---------------------------------------------------------------------------------------------
 
@@ -149,11 +152,14 @@ class DumpCallback(TrainerCallback):
         if not self.recorder.parts:
             return
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        count, slices = trainer.current_gradient_accumulation_steps, args.steps_per_generation
-        if isinstance(trainer, RLStabGRPOTrainer):
+        if isinstance(trainer, ObjectiveTrainer):
             name, settings = "rlstab", settings_of(trainer._rlstab_chosen, trainer.objective_state)
         else:
-            name, settings = f"trl/{args.loss_type}", self._settings()
+            name, tokens = f"trl/{args.loss_type}", self._tokens
+            # what decides the loss and the advantages
+            settings = {key: getattr(args, key, value) for key, value in defaults_of("trl").items() if key != "optim"}
+            settings["num_items_in_batch"] = None if tokens is None else float(tokens)
+            settings["scale_rewards"] = trainer.scale_rewards
         self.recorder.write(
             name,
             settings,
@@ -161,23 +167,18 @@ class DumpCallback(TrainerCallback):
             step=state.global_step + 1,
             rank=accelerator.process_index,
             ranks=accelerator.num_processes,
-            first=(trainer._step - count) % (slices * args.num_iterations) == 0,
+            # in AsyncGRPOTrainer the ratio is that to the sampler, which is not 1
+            first=isinstance(trainer, GRPOTrainer)
+            and all(bool((part["versions"] == state.global_step).all()) for part in self.recorder.parts),
             learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
             temperature=float(args.temperature),
             top_p=float(args.top_p),
             top_k=int(args.top_k or 0),
             # TRL sets it in its own process; a server may have another
-            logprobs_mode="processed_logprobs" if args.use_vllm and args.vllm_mode == "colocate" else None,
+            logprobs_mode="processed_logprobs"
+            if getattr(args, "use_vllm", False) and args.vllm_mode == "colocate"
+            else None,
         )
-
-    def _settings(self) -> dict[str, Any]:
-        """What decides the loss and the advantages, by the names of GRPOConfig, and TRL's count of tokens."""
-        args, tokens = self.trainer.args, self._tokens
-        settings = {name: getattr(args, name, value) for name, value in defaults_of("trl").items() if name != "optim"}
-        return settings | {
-            "num_items_in_batch": None if tokens is None else float(tokens),
-            "scale_rewards": self.trainer.scale_rewards,
-        }
 
 
 def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:

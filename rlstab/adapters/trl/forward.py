@@ -157,17 +157,6 @@ class OwnForward:
 Forward: TypeAlias = TRLForward | OwnForward
 
 
-def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
-    """Signals that TRL has without a forward, with the settings of this trainer."""
-    provided = {"truncated", "branch", "turn"}
-    provided |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
-    provided |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
-    # whether they hold rewards of turns is known when they return
-    makes_turns = trainer.rollout_func is not None or getattr(trainer, "environment_factories", None)
-    provided |= {"turn_reward"} if makes_turns else set()
-    return frozenset(provided)
-
-
 def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str], head: str = "auto") -> Forward:
     """The forward that computes the signals which an objective reads and nothing else provides.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from accelerate import DistributedType
@@ -15,31 +15,52 @@ from transformers.utils import logging
 from trl.trainer.base_trainer import _BaseTrainer
 
 from rlstab.adapters.checkpoint import keep_state
+from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import check_trl_settings
-from rlstab.adapters.training import Given, HostTraining, open_objective
-from rlstab.adapters.trl.release import check_unpatched
+from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
+from rlstab.adapters.trl.release import check_unpatched, ends_of
+from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
+from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
+from rlstab.core.loss import LossOutput
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
-from rlstab.hosts import Host
+from rlstab.hosts import HOSTS, Host
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
 #: The methods by which a micro-batch reaches the loss.
 _TO_THE_LOSS = frozenset({"training_step", "compute_loss", "_compute_loss"})
+#: A function of TRL's inputs, the evidence, the live outputs and the loss of a micro-batch.
+OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
 class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
-    """A trainer of TRL that trains by an objective, without its loss."""
+    """A trainer of TRL that trains by an objective, without its loss.
 
-    def _rlstab_train_by(self, chosen: Composition, deviations: Iterable[str], *, corrected: bool = False) -> None:
+    Attributes:
+        on_part: called for each micro-batch before its backward pass.
+    """
+
+    on_part: OnPart | None = None
+
+    def _rlstab_train_by(
+        self,
+        chosen: Composition,
+        deviations: Iterable[str],
+        providers: Mapping[str, Provider],
+        *,
+        corrected: bool = False,
+    ) -> None:
         """Begin with the initial state, once TRL's ``__init__`` is done.
 
         Args:
             chosen: the objective.
             deviations: a sentence for each way in which it differs from TRL's loss, if it is derived from that.
+            providers: functions for signals that TRL's batch has no column of.
             corrected: whether TRL's weights multiply the policy term.
         """
         check_engine(self.accelerator)
@@ -51,11 +72,35 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         self._rlstab_eval_metrics = HostMetrics("trl")
         self._rlstab_step: OptimizerStep | None = None
         self._rlstab_scaled = ExitStack()  # the learning rate, around the optimizer
+        self._rlstab_providers, self._rlstab_ends = dict(providers), ends_of(self)
         _warn_of_dropout(self.model, self.objective.needs)
         _warn_of_filters(self.args)
         self.add_callback(_AroundTheOptimizer(self))
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
+
+    def _rlstab_plan(
+        self, step: OptimizerStep, inputs: Sequence[Inputs], evidence: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Plan a step from each of its micro-batches and the ``(B, T)`` signals of a forward of the policy."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        stamp_missing(inputs, step=self.state.global_step, rank=rank, ranks=ranks)
+        batches = [
+            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
+            for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
+        ]
+        plan_step(step, batches)
+        if step.plan is not None:
+            step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
+
+    def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> tuple[LossOutput, Tensor]:
+        """The loss of the next micro-batch, and what to backpropagate: ranks average gradients."""
+        index = step.losses
+        out = step.loss(index, live)
+        loss = out.loss * self.accelerator.num_processes
+        if step.plan is not None and self.on_part is not None:
+            self.on_part(inputs, step.batches[index], live, loss)
+        return out, loss
 
     def _rlstab_before_step(self) -> None:
         """Refuse or scale the step; with gradients of None, weights and moments do not change.
@@ -65,7 +110,9 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         step = self._rlstab_step
         assert step is not None
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        step.finish(_norm(parameters))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        step.finish(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # over all ranks that share it
         if step.refusal is not None:
             for parameter in parameters:
                 parameter.grad = None
@@ -130,28 +177,22 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer._rlstab_after_step()
 
 
-def objective_by(
-    config: Any, objective: Given | None, *, derived: bool, title: str = "GRPOConfig", host: Host | None = None
-) -> Composition:
+def objective_by(config: Any, objective: Given | None, *, derived: bool, host: Host = HOSTS["trl"]) -> Composition:
     """The objective of a trainer.
 
     Args:
         config: a ``GRPOConfig``, or an object with its attributes.
         objective: as the user gave it.
         derived: whether the methods of TRL's loss with these settings come first.
-        title: the class of the config, in errors.
-        host: refuses what it does not give, whatever the settings.
+        host: whose settings the objective needs.
 
     Raises:
         ConfigError: see :func:`objective_of` and :func:`check_trl_settings`.
-        MissingSignal: see :meth:`Host.require`.
     """
     check_trl_values(config)
     parts = [*([objective_of(config)] if derived else []), *([] if objective is None else [objective])]
     chosen = open_objective(*parts, complete=not derived)  # what TRL trains is what the user asked for
-    if host is not None:
-        host.require(chosen)
-    check_trl_settings(config, chosen, derived=derived, title=title)
+    check_trl_settings(config, chosen, derived=derived, host=host)
     return chosen
 
 
@@ -228,11 +269,3 @@ def _warn_of_filters(config: Any) -> None:
             f"{type(config).__name__}.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of "
             f"the whole distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
         )
-
-
-def _norm(parameters: list[Tensor]) -> Tensor:
-    """The norm of all gradients together, over all ranks if they are sharded."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-    norm: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
-    return norm

@@ -58,7 +58,12 @@ def check_attributes(trainer: Any) -> None:
         )
 
 
+def tokenizer_of(trainer: Any) -> Any:
+    """The tokenizer of a trainer, which ``GRPOTrainer`` takes out of a processor."""
+    return getattr(trainer, "_tokenizer", trainer.processing_class)
+
+
 def ends_of(trainer: Any) -> set[int]:
     """Ids of tokens that end a response; before TRL 1.16 only the EOS of the tokenizer."""
-    tokenizer = trainer._tokenizer
+    tokenizer = tokenizer_of(trainer)
     return ids_of_tokens(getattr(trainer, "eos_token_ids", tokenizer.eos_token_id), tokenizer.pad_token_id)

@@ -28,6 +28,8 @@ Provider: TypeAlias = Callable[[Inputs], Tensor]
 COLUMNS: Mapping[str, str] = facts("trl")["columns"]
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
+#: Of each response, what a dump has in addition: its reward, and the optimizer steps before its sampler's weights.
+REWARDS, SAMPLED = "rlstab_rewards", "rlstab_sampled_at"
 _MASK = "rlstab_mask"
 #: Bits of an id below the number of the visit; no run has more responses.
 _VISIT = 48

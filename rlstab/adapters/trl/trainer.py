@@ -7,36 +7,30 @@ on all ranks. A step with NaN or Inf is refused, so that weights and moments of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_objective import deviations_of
-from rlstab.adapters.training import Given, plan_step
-from rlstab.adapters.trl.forward import forward_for, provided_by
+from rlstab.adapters.training import Given
+from rlstab.adapters.trl.forward import forward_for
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
-from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
+from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
 from rlstab.adapters.trl.responses import (
     COLUMNS,
     Inputs,
     Provider,
-    batch_of,
-    distinct_ids,
     must_forward,
     read_masks,
     response_mask,
     stamp,
-    stamp_missing,
 )
-from rlstab.core.batch import TokenBatch
-from rlstab.core.compose import Composition
 from rlstab.core.method_settings import check_choices
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
@@ -44,9 +38,6 @@ from rlstab.core.step import OptimizerStep
 from rlstab.core.turns import turn_rewards_of
 from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import own_correction
-
-#: A function of TRL's inputs, the evidence, the live outputs and the loss of a micro-batch.
-OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
 class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
@@ -90,29 +81,26 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         check_loss(type(self), RLStabGRPOTrainer, "_compute_loss", objective)
         arguments = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
         derived = objective is None or base == "config"
-
-        def chosen_by(config: GRPOConfig) -> Composition:
-            chosen = objective_by(config, objective, derived=derived)
-            if config.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):  # up to TRL 1.13
-                raise ConfigError(
-                    "GRPOConfig.use_liger_kernel = True trains by Liger's loss, not by the objective. "
-                    "Write use_liger_kernel=False."
-                )
-            return chosen
-
-        chosen = None if arguments.get("args") is None else chosen_by(arguments["args"])  # before the model is loaded
+        config = arguments.get("args") or GRPOConfig()
+        chosen = objective_by(config, objective, derived=derived)  # before the model is loaded
+        if config.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):  # up to TRL 1.13
+            raise ConfigError(
+                "GRPOConfig.use_liger_kernel = True trains by Liger's loss, not by the objective. "
+                "Write use_liger_kernel=False."
+            )
         super().__init__(*args, **kwargs)
         check_attributes(self)
-        chosen = chosen_by(self.args) if chosen is None else chosen
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
-        self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), corrected=corrected)
-        self._rlstab_providers = dict(signals or {})
-        provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
+        self._rlstab_train_by(chosen, deviations_of(self.args) if derived else (), signals or {}, corrected=corrected)
+        provided = {"truncated", "branch", "turn", *self._rlstab_providers, *({CORRECTION} if corrected else ())}
+        provided |= {"ref_logprobs"} if self.beta != 0.0 else set()
+        provided |= {"rollout_logprobs"} if self.use_vllm or self.rollout_func is not None else set()
+        # whether they hold rewards of turns is known when they return
+        makes_turns = self.rollout_func is not None or getattr(self, "environment_factories", None)
+        provided |= {"turn_reward"} if makes_turns else set()
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
-        self._rlstab_ends = ends_of(self)
-        self.on_part: OnPart | None = None
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
@@ -155,7 +143,7 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         if count > 1:  # a step may take its generation several times, with one forward for each micro-batch of it
             read_masks(inputs[:slices])
             evidence = [self._evidence(part) for part in inputs[:slices]]
-            self._plan(step, inputs, [evidence[index % slices] for index in range(count)])
+            self._rlstab_plan(step, inputs, [evidence[index % slices] for index in range(count)])
         return step
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -166,17 +154,6 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             signals, _ = self._rlstab_forward.signals(self.model, inputs, needs)
         return {name: signals[name] for name in {"logprobs", "entropies", *needs}}
-
-    def _plan(self, step: OptimizerStep, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        stamp_missing(inputs, step=self.state.global_step, rank=rank, ranks=ranks)
-        batches = [
-            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
-            for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
-        ]
-        plan_step(step, batches)
-        if step.plan is not None:
-            step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
@@ -189,13 +166,12 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         step = (self._rlstab_step if train else None) or self._rlstab_new_step()
         index = step.losses
         live, signals, aux = self._live_outputs(model, inputs, step, index)
-        out = step.loss(index, live)
-        loss: Tensor = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
+        out, loss = self._rlstab_loss(step, inputs, live)
         if step.plan is not None:
             step.reports[-1] = in_trls_terms(out.report, self.args)
-            step.reports += [self._entropy(inputs, out.report, signals), trl_report(step.plan, index, live, out)]
-            if self.on_part is not None:
-                self.on_part(inputs, step.batches[index], live, loss)
+            step.reports.append(trl_report(step.plan, index, live, out))
+            if "tokens/entropy" not in out.report and "entropies" in signals:  # TRL's head has it of every token
+                step.reports.append({"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))})
         elif not train:
             loss = loss * torch.nan
         mode = "train" if train else "eval"
@@ -221,16 +197,10 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         signals, aux = forward.signals(model, inputs, evidence | live)
         if step.refusal is None:
             names = ("logprobs", "entropies", *evidence) if evidence else ()
-            self._plan(step, [inputs], [{name: signals[name].detach() for name in names}])
+            self._rlstab_plan(step, [inputs], [{name: signals[name].detach() for name in names}])
         if step.plan is None:  # refused: every rank runs the same backward, whose gradients are dropped
             return PolicyOutputs(signals["logprobs"].reshape(-1)), signals, aux
         return PolicyOutputs.from_padded(step.batches[0], **{name: signals[name] for name in live}), signals, aux
-
-    def _entropy(self, inputs: Inputs, report: Mapping[str, Mean], signals: Mapping[str, Tensor]) -> Mapping[str, Mean]:
-        """The entropy that TRL logs, if its head computed it for every token and the loss does not report it."""
-        if "tokens/entropy" in report or "entropies" not in signals:
-            return {}
-        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))}
 
     def _rlstab_after_step(self) -> None:
         """Settle the step, and give TRL the coefficient of entropy in the next one."""

@@ -1,4 +1,4 @@
-"""Whether a curve has moved for good: the one test behind the signs.
+"""One metric of a run, and whether it has moved for good: the one test behind the signs.
 
 A curve is cut in three: anything, a level before, and a level from there to its end. Of all cuts, the one with the
 largest move between the last two counts, weighed by their lengths. Noise has such a cut too, and a heavy tail a large
@@ -9,6 +9,7 @@ blocks are reordered, which makes a wave as likely as a move.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlstab.bins import Sign
+
+#: Lines over which an end is averaged, at least; one line is an outlier, two may be.
+FEW = 3
+#: Lines of a smooth value.
+NEIGHBOURS = 5
 #: A move that is at most so probable in another order of the same values is not chance. Some fifteen signs are looked
 #: for in a log, so all together are found by chance in about 3 % of logs.
 CHANCE = 0.002
@@ -31,6 +38,50 @@ LEAST_BLOCKS = 24
 LINES, SHARE = 3, 0.05
 #: A curve with fewer lines is not judged.
 SHORTEST = 6
+
+
+@dataclass(eq=False)
+class Metric:
+    """One metric of a run.
+
+    Attributes:
+        name: its name.
+        steps, values: as logged; finite.
+        start, end: its means over the first and the last tenth of the lines; 0 without any.
+        smooth: its means over a few neighbours.
+        bottom: the value from which a share of it is counted: 0; or of rewards below 0, -1, or their lowest level.
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        self.start = self.end = self.bottom = 0.0
+        self.smooth = self.values
+        if not len(self.values):
+            return
+        tenth = max(FEW, len(self.values) // 10)
+        self.start, self.end = float(self.values[:tenth].mean()), float(self.values[-tenth:].mean())
+        sums, counts = (
+            np.convolve(line, np.ones(NEIGHBOURS), "same") for line in (self.values, np.ones(len(self.values)))
+        )
+        self.smooth = np.asarray(sums / counts)
+        lowest = float(self.smooth.min())
+        self.bottom = min(lowest, -1.0) if lowest < 0 else 0.0
+
+    def begins(self, level: float, rises: bool) -> int:
+        """The step from which the values are beyond a level for good.
+
+        It begins the tail of the curve whose excess over the level has the largest sum: a single value on the other
+        side does not end a state, and a single one before does not begin it.
+        """
+        excess = self.values - level if rises else level - self.values
+        return int(self.steps[len(excess) - 1 - int(np.cumsum(excess[::-1]).argmax())])
+
+    def where(self, chosen: NDArray[np.bool_]) -> Metric:
+        """Some of its lines."""
+        return Metric(self.name, self.steps[chosen], self.values[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,3 +205,50 @@ def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
     neighbours = float(np.mean(np.diff(residuals) ** 2)) / 2
     variance = max(neighbours, float(np.mean((residuals[3:] - residuals[:-3]) ** 2)) / 2)
     return math.sqrt(variance), min(1 - neighbours / variance, 0.9) if variance else 0.0
+
+
+# -- judgements --------------------------------------------------------------------------------------------------------
+
+
+def missing(*names: str) -> Sign:
+    """The judgement without any of some metrics."""
+    return Sign("", None, None, f"no {' or '.join(names)}")
+
+
+def unjudged(metric: Metric, lines: int) -> Sign | None:
+    """The judgement of a curve with fewer values than are needed; None if it has enough."""
+    if len(metric.steps) >= lines:
+        return None
+    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
+    return Sign("", None, None, text) if len(metric.steps) else missing(metric.name)
+
+
+def moved(
+    metric: Metric, text: str, level: Callable[[float], float], *, rises: bool = False, harm: bool = False
+) -> Sign:
+    """The judgement whether a curve ends beyond a level, and has got there by more than chance.
+
+    Args:
+        metric: the curve.
+        text: with ``{end}`` and ``{before}``.
+        level: from the level before the move.
+        rises: whether to look for a rise.
+        harm: whether it hurts the run.
+    """
+    change = shift(metric.values, rises=rises)
+    limit = level(change.before)
+    text = text.format(end=f"{metric.end:.3g}", before=f"{change.before:.3g}")
+    if not (metric.end > limit if rises else metric.end < limit) or not change.is_real:
+        return absent(text)
+    share = metric.end / change.before if change.before else None
+    return present(metric.begins(limit, rises), text, share, harm=harm)
+
+
+def absent(text: str) -> Sign:
+    """The judgement that a sign is absent."""
+    return Sign("", False, None, text)
+
+
+def present(step: int, text: str, share: float | None = None, *, harm: bool = False) -> Sign:
+    """The judgement that a sign is present."""
+    return Sign("", True, step, text, share, harm)
