@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-#: The modules of rlstab in which the names below are defined. Classes of methods are found by the table of the zoo.
+#: The modules of rlstab in which the names below are defined. Classes of methods are found by the modules of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
 _HOMES += " core.method_settings core.stats core.step core.terms presets signals zoo"
 
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     if name[:1].isupper() and not homes:
         from rlstab.zoo import METHODS
 
-        homes = [home for shipped, home in METHODS.shipped_classes().items() if shipped == name]
+        homes = METHODS.homes(name)
     for home in homes:
         if name in vars(import_module(home)):
             return globals().setdefault(name, vars(import_module(home))[name])

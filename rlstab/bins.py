@@ -54,9 +54,9 @@ class Run:
     """One run, finished or not, of any trainer: its curves under rlstab's names.
 
     Attributes:
-        path: of its file or folder, with the name of the run in a table; ``FILE:LINE`` of a results file.
+        path: its file or folder, with the name of the run in a table; ``FILE:LINE`` of a results file.
         writer: the trainer or tracker that wrote it, such as ``TRL``.
-        unit: of its steps, ``rollout`` or ``step``.
+        unit: what a step is, ``rollout`` or ``step``.
         metrics: curves by name, without ``seconds/*``, from step 1 on.
         names: the names in the log, by rlstab's name.
         evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.

@@ -7,7 +7,7 @@ read them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,6 @@ from rlstab.core.objective import TokenObjective, require_signals, terms_of
 from rlstab.core.terms import Bounds
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.signals import SIGNAL_NAMES
-
-#: What neither a mask nor advantages can express, by the field of Terms that a method fills with it.
-REFUSED: Mapping[str, str] = {
-    "penalties": "a penalty, a term of the loss with a gradient of its own",
-    "gates": "a trust region other than one clip of the ratio",
-    "surrogate": "a replacement for the ratio",
-    "support": "log-probs over the tokens that the sampler kept",
-    "ratio": "another ratio",
-    "unclipped": "tokens without a trust region",
-    "lr_scale": "another learning rate",
-}
 
 
 @cache
@@ -69,14 +58,20 @@ class Host:
 
     Attributes:
         key: its name in ``rlstab check --host``; also that of its package, unless it is ``data_level``.
-        name: of the trainer.
+        name: what the trainer is called.
         gives: signals of the evidence in addition to log-probs, their old values and advantages.
         live: outputs of the live policy that can be differentiated in addition to the log-probs.
         release: that the adapter supports.
+        install: how to get the release, where no package index has it.
         how: signals that it gives only with a setting, each with what to set.
         otherwise: what to do about a signal that no setting gives, other than removing the method; ``{name}`` is its
             name.
         spared: when the evidence of a step costs no forward pass although a method reads it.
+        sees: what of an optimizer step a method sees.
+        refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step``: decisions and a
+            state over the optimizer step.
+        refusal: the error for a method that asks for one of these, with ``{name}`` and ``{reason}``.
+        mean: the method that takes the mean which the host takes anyway.
         section: the host's name for the settings that an objective needs.
         settings: that an objective needs, by name.
         deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
@@ -88,9 +83,14 @@ class Host:
     gives: frozenset[str]
     live: frozenset[str] = frozenset()
     release: str = ""
+    install: str = ""
     how: Mapping[str, str] = field(default_factory=dict)
     otherwise: str = "use a host that provides it"
     spared: str = ""
+    sees: str = "the whole optimizer step, before its first backward pass"
+    refused: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
+    mean: str = ""
     section: str = ""
     settings: Callable[[TokenObjective], Mapping[str, HostSetting]] = lambda objective: {}
     deterministic: str = ""
@@ -116,20 +116,34 @@ class Host:
         """What an objective needs and this host cannot give; empty if nothing is missing."""
         missing = [f"`{name}`" for name in sorted(objective.needs - self.gives - BASICS)]
         missing += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
-        if self.data_level:
-            refused = {reason: leaf.name for leaf in walk(objective) if (reason := refusal(leaf.method)) is not None}
-            missing += [f"a way to express `{name}`: {reason}" for reason, name in refused.items()]
-        return missing
+        refused = {reason: leaf.name for leaf in walk(objective) if (reason := self.refuses(leaf.method)) is not None}
+        return missing + [f"a way to express `{name}`: {reason}" for reason, name in refused.items()]
+
+    def refuses(self, method: TokenObjective) -> str | None:
+        """What a method, or one inside it, asks for that the host's loss cannot do; None if it can do all of it."""
+        for leaf in walk(method) if self.refused else ():
+            fields = set() if isinstance(leaf.method, Observe) or leaf.name == self.mean else set(leaf.method.writes)
+            if measures(leaf.method) or leaf.method.init_state():
+                fields.add("step")
+            bounds = own_bounds(leaf.method) if "bounds" in fields & self.refused.keys() else None
+            if bounds is None or not (isinstance(bounds.low, Tensor) or isinstance(bounds.high, Tensor)):
+                fields.discard("bounds")  # one clip for all tokens
+            reason = next((text for name, text in self.refused.items() if name in fields), None)
+            if reason is not None:
+                return reason
+        return None
 
     def require(self, objective: Composition) -> None:
-        """Refuse what the host cannot give.
+        """Refuse what the host cannot give or do.
 
         Raises:
             MissingSignal: names the method, what it reads, and what to change.
-            ConfigError: see :func:`require_data_level`.
+            ConfigError: names the method, what it asks for, and what to change.
         """
-        if self.data_level:
-            require_data_level(objective)
+        for name, method in objective.keyed.items():
+            reason = self.refuses(method)
+            if reason is not None:
+                raise ConfigError(self.refusal.format(name=name, reason=reason))
         require_signals(objective, provides=self.gives, live=self.live, host=self.titled, cure=self.cure)
 
 
@@ -215,30 +229,24 @@ _GIVES |= {"ref_logprobs", "rollout_logprobs", "truncated", "branch", "turn", "t
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 
 
-def _host(
-    key: str,
-    settings: Callable[[TokenObjective], Mapping[str, HostSetting]],
-    gives: frozenset[str] = _GIVES,
-    live: frozenset[str] = _LIVE,
-) -> Host:
-    """A host whose loss is replaced."""
-    entries = {name: facts(key)[name] for name in _ENTRIES if name in facts(key)}
-    return Host(key, gives=gives, live=live, settings=settings, **entries)
+def _host(key: str, **others: Any) -> Host:
+    """A host, with what ``hosts.yaml`` says of it."""
+    names = {attribute.name for attribute in fields(Host)}
+    return Host(key, **{name: entry for name, entry in facts(key).items() if name in names}, **others)
 
 
-#: Fields of a host that ``hosts.yaml`` has.
-_ENTRIES = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
-    "trl": _host("trl", trl_settings, live=_LIVE | {"log_support_mass"}),
-    "axolotl": _host("axolotl", trl_settings, live=_LIVE | {"log_support_mass"}),
-    "verl": _host("verl", verl_settings),
+    "trl": _host("trl", settings=trl_settings, gives=_GIVES, live=_LIVE | {"log_support_mass"}),
+    "axolotl": _host("axolotl", settings=trl_settings, gives=_GIVES, live=_LIVE | {"log_support_mass"}),
+    "verl": _host("verl", settings=verl_settings, gives=_GIVES, live=_LIVE),
     "skyrl": _host(
-        *("skyrl", skyrl_settings),
+        "skyrl",
+        settings=skyrl_settings,
         gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch", "turn"}),
-        live=frozenset(),
     ),
-    "tinker": _host("tinker", lambda objective: {}, gives=frozenset(SIGNALS), live=frozenset()),
-    "data": Host("data", "the data level", frozenset(SIGNALS), data_level=True),
+    "tinker": _host("tinker", gives=frozenset(SIGNALS)),
+    "prime_rl": _host("prime_rl", gives=frozenset({"ref_logprobs", "rollout_logprobs", "turn"})),
+    "data": _host("data", gives=frozenset(SIGNALS), data_level=True),
 }
 
 
@@ -258,35 +266,6 @@ def measures(method: TokenObjective) -> bool:
     if isinstance(method, Observe):
         return any(measures(leaf.method) for leaf in walk(method, observed=True))
     return type(method).measure is not TokenObjective.measure
-
-
-def refusal(method: TokenObjective) -> str | None:
-    """What a method asks for that a mask and advantages cannot express; None if they can express all of it."""
-    for leaf in walk(method):
-        if isinstance(leaf.method, Observe):
-            continue
-        reason = next((text for field, text in REFUSED.items() if field in leaf.method.writes), None)
-        if reason is not None:
-            return reason
-        bounds = own_bounds(leaf.method)
-        if bounds is not None and (isinstance(bounds.low, Tensor) or isinstance(bounds.high, Tensor)):
-            return "a separate clip for each token"
-    return None
-
-
-def require_data_level(objective: Composition) -> None:
-    """Refuse what neither a mask nor advantages can express.
-
-    Raises:
-        ConfigError: names the method, what it asks for, and what to change.
-    """
-    for key, method in objective.keyed.items():
-        reason = refusal(method)
-        if reason is not None:
-            raise ConfigError(
-                f"'{key}' asks for {reason}, which neither a mask nor advantages can express. Remove it, or use "
-                f"rlstab.adapters.trl."
-            )
 
 
 def own_bounds(objective: TokenObjective) -> Bounds | None:

@@ -153,9 +153,10 @@ def test_where_it_can_run() -> None:
     def where(objective: TokenObjective) -> str:
         return page("x", compose(objective), None).partition("## Where it can run")[2]
 
-    assert "- Not " not in where(S2TMask())
+    assert "- Not prime-rl" in where(S2TMask())  # which gives a loss no entropies
+    assert where(S2TMask()).count("- Not ") == 1
     assert where(KLPenalty()).count("- Not ") == 1  # the data level has no place for a penalty
-    assert where(rlstab.BlockMean()).count("- Not ") == 5  # the task alone knows blocks
+    assert where(rlstab.BlockMean()).count("- Not ") == 6  # the task alone knows blocks
 
 
 def test_a_rollout_is_told_in_its_order() -> None:

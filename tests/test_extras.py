@@ -152,6 +152,7 @@ for command in light:
     run(command)
     if command.startswith("check") and "rlstab.train" in sys.modules:
         too_much.add(command)
+import rlstab.adapters.data, rlstab.adapters.prime_rl  # which need no package
 print(json.dumps([*map(sorted, (at_once, by_names, too_much)), ended]))
 """
 RUN = """

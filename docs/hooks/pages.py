@@ -24,7 +24,7 @@ from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.costs import COSTS, YOURS
 from rlstab.explain.stages import KINDS
-from rlstab.hosts import refusal
+from rlstab.hosts import adapted
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.response_batch import EVIDENCE
@@ -199,7 +199,9 @@ def yaml_of(cls: type[Method[Any]]) -> str:
 
 def at_the_data_level(cls: type[TokenObjective]) -> str:
     """What becomes of it where only a mask and advantages reach the loss."""
-    refused = next((what for method in EXAMPLES[cls.name] if (what := refusal(method)) is not None), None)
+    refused = next(
+        (what for method in EXAMPLES[cls.name] if (what := adapted("data").refuses(method)) is not None), None
+    )
     return "exact" if refused is None else f"refused: {refused}"
 
 

@@ -27,7 +27,7 @@ from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.stats import Mean, Stat, settle
-from rlstab.hosts import own_bounds, require_data_level
+from rlstab.hosts import adapted, own_bounds
 
 Over = Literal["tokens", "sequences", "nothing"]
 Counts = Literal["mask", "response"]
@@ -136,7 +136,7 @@ class DataLevel:
         state: to continue from; None is the initial one.
 
     Attributes:
-        objective: as a composition.
+        objective: the composition of all that was given.
         loss: the settings that the policy loss of the host needs.
         state: before the next optimizer step; :func:`rlstab.core.saved_state.dump_state` writes it.
 
@@ -152,7 +152,7 @@ class DataLevel:
         state: State | None = None,
     ) -> None:
         self.objective = open_objective(objective, complete=False)
-        require_data_level(self.objective)
+        adapted("data").require(self.objective)
         bounds = own_bounds(self.objective)
         low, high, dual = (NO_LOW, NO_HIGH, None) if bounds is None else (bounds.low, bounds.high, bounds.dual)
         self.loss = LossSettings(float(low), float(high), dual, HostMean() if mean is None else mean)
@@ -177,20 +177,19 @@ class DataLevel:
         for batch in batches:
             layout_of(batch)  # refuses a batch without (B, T) shape
         plan = make_plan(self.objective, batches, self.state, comm)
-        masks = [self._mask(part) for part in plan.parts]
+        masks = []
+        for part in plan.parts:
+            keep, batch = part.terms.keep, part.batch
+            if keep is None or self.loss.mean.counts == "response":
+                masks.append(torch.ones_like(batch.sequence, dtype=torch.bool))
+            else:  # a response that lost all tokens keeps them
+                masks.append(keep | batch.spread(batch.sequence_total(keep) == 0))
         counted = [counts(part.batch, mask).cpu() for part, mask in zip(plan.parts, masks, strict=True)]
         tokens, sequences = comm.sum(torch.stack([torch.zeros(2, dtype=torch.float64), *counted]).sum(0)).tolist()
         parts = [self._given(part, mask, plan, tokens, sequences) for part, mask in zip(plan.parts, masks, strict=True)]
         report = _report(self.objective, plan, comm)
         self.state = plan.state
         return DataStep(parts, plan, report)
-
-    def _mask(self, part: Part) -> Tensor:
-        """``(n,)`` bool: the kept tokens, and all tokens of a response that lost all."""
-        keep, batch = part.terms.keep, part.batch
-        if keep is None or self.loss.mean.counts == "response":
-            return torch.ones_like(batch.sequence, dtype=torch.bool)
-        return keep | batch.spread(batch.sequence_total(keep) == 0)
 
     def _given(self, part: Part, mask: Tensor, plan: Plan, tokens: float, sequences: float) -> DataPart:
         """The advantages with which the loss of the host is that of the objective."""

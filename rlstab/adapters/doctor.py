@@ -43,7 +43,7 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
 def _examined(host: Host) -> tuple[str, bool]:
     installed = _version(host.key)
     if installed is None:
-        return f"{host.name}: not installed. {how_to_install(host.key)}", True
+        return f"{host.name}: not installed. {host.install or how_to_install(host.key)}", True
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)

@@ -7,40 +7,24 @@ response decides; nothing may be measured over the step, and the mean is that ov
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlstab.config import load_objective
+from rlstab.adapters.evidence import hashes
+from rlstab.adapters.training import open_objective
 from rlstab.core.batch import TokenBatch
-from rlstab.core.compose import Composition, compose, walk
-from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.compose import Composition, compose
+from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
 from rlstab.core.turns import turns_of
-from rlstab.errors import ConfigError
-from rlstab.hosts import Host, measures
+from rlstab.hosts import adapted
 
-#: What prime-rl gives a loss.
-HOST = Host(
-    "prime_rl",
-    "prime-rl",
-    gives=frozenset({"ref_logprobs", "rollout_logprobs", "turn"}),
-    release="0.8.0",
-    how={"ref_logprobs": "choose an algorithm with a reference model (opd, opsd)"},
-)
-#: By the field of Terms that a method writes, why no function of one response can do it.
-REFUSED = {
-    "keep": "drops tokens from the divisor, and prime-rl divides by all. With denominator: all it need not",
-    "aggregate": "takes a mean other than that over the tokens of the step",
-    "lr_scale": "scales the learning rate, which a loss cannot",
-}
 _WEIGHT = "prime_rl_weight"
 
 
@@ -83,7 +67,8 @@ def loss(inputs: Any, *, objective: Any) -> Any:
         old_logprobs=sampled[None],
         logprobs=live.detach()[None],
         extra={_WEIGHT: (torch.ones_like(live) if weights is None else weights).detach()[None]},
-        sequence_ids=_identity(sampled),
+        # the response by its log-probs, since prime-rl gives a loss no tokens
+        sequence_ids=hashes([sampled.float().cpu().numpy().tobytes()], sampled.device),
         turn=turns_of(inputs.loss_mask[None]),
         **{name: values[None] for name, values in signals.items() if values is not None},
     )
@@ -91,12 +76,6 @@ def loss(inputs: Any, *, objective: Any) -> Any:
     output = plan.loss(0, PolicyOutputs.from_padded(batch, logprobs=live[None]))
     metrics = {f"rlstab/{name}": live.new_tensor(mean.value) for name, mean in output.report.items() if mean.count}
     return LossOutputs(loss=output.loss, metrics=metrics)
-
-
-def _identity(sampled: Tensor) -> Tensor:
-    """``(1,)`` int64: the response by its log-probs, since prime-rl gives a loss no tokens."""
-    digest = hashlib.blake2b(sampled.float().cpu().numpy().tobytes(), digest_size=7).digest()
-    return torch.tensor([int.from_bytes(digest)], device=sampled.device)
 
 
 @cache
@@ -107,17 +86,6 @@ def chosen(objective: str) -> Composition:
         ConfigError: see :func:`loss`.
         MissingSignal: likewise.
     """
-    composition = load_objective(json.loads(objective))
-    check_complete(composition)
-    members = [member for member in composition.members if member.name != "token_mean"]
-    for leaf in walk(compose(*members)):
-        reason = next((text for field, text in REFUSED.items() if field in leaf.method.writes), "")
-        if measures(leaf.method) or leaf.method.init_state():
-            reason = "decides by the whole optimizer step"
-        if reason:
-            raise ConfigError(
-                f"'{leaf.name}' {reason}. prime-rl calls a loss with one response at a time. Remove '{leaf.name}', or "
-                f"train with another host."
-            )
-    HOST.require(composition)
-    return compose(*members, MaskedSum())
+    composition = open_objective(json.loads(objective))
+    adapted("prime_rl").require(composition)
+    return compose(*(member for member in composition.members if member.name != "token_mean"), MaskedSum())

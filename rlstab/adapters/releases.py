@@ -77,7 +77,8 @@ def _matches(installed: str, known: str) -> bool:
 
 def how_to_install(host: str) -> str:
     """The sentence that says how to get the release of a host that an adapter was tested with."""
-    return f"Install the release that the adapter was tested with: pip install '{host}=={facts(host)['release']}.*'"
+    command = f"pip install '{host}=={facts(host)['release']}.*'"
+    return HOSTS[host].install or f"Install the release that the adapter was tested with: {command}"
 
 
 def tested(host: str) -> str:

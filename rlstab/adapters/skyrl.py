@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
 from operator import attrgetter
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.host_settings import misfits
 from rlstab.adapters.releases import check_release
-from rlstab.adapters.settings import misfits
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch
@@ -139,7 +139,18 @@ class PolicyLoss(HostTraining):
         old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
         signals, unscored = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
-            signals |= _evidence(worker, columns, width)
+            worker.model.eval()
+            with torch.no_grad(), torch.autocast(dtype=torch.bfloat16, device_type="cuda"):  # as SkyRL's own forward
+                logprobs, output = worker.model(
+                    columns["sequences"],
+                    width,
+                    attention_mask=columns["attention_mask"],
+                    temperature=worker.cfg.algorithm.temperature,
+                    return_output=True,
+                    compute_entropy=True,
+                )
+            entropies = output["entropy"][:, -width - 1 : -1]
+            signals |= {"logprobs": logprobs.float(), "entropies": entropies.float()}
         signals |= {"turn": turns_of(mask)} if "turn" in needs else {}
         rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
         prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
@@ -206,22 +217,6 @@ def _intercept(name: str) -> None:
         return getattr(loss, name)(partial(method, worker), worker, *args, **kwargs)
 
     setattr(PolicyWorkerBase, name, ours)
-
-
-@torch.no_grad()
-def _evidence(worker: Any, columns: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """``(B, T)`` log-probs and entropies of the policy at the start of the optimizer step."""
-    worker.model.eval()
-    with torch.autocast(dtype=torch.bfloat16, device_type="cuda"):  # as SkyRL's own forward
-        logprobs, output = worker.model(
-            columns["sequences"],
-            width,
-            attention_mask=columns["attention_mask"],
-            temperature=worker.cfg.algorithm.temperature,
-            return_output=True,
-            compute_entropy=True,
-        )
-    return {"logprobs": logprobs.float(), "entropies": output["entropy"][:, -width - 1 : -1].float()}
 
 
 def _local(folder: str) -> str:

@@ -65,7 +65,7 @@ class TinkerLoss(HostTraining):
         self.step = self._rlstab_new_step()
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
+        step, live = self.step, _padded("logprobs", logprobs, data)
         evidence = batch_of(data, live.detach(), self.objective.needs)
         plan_step(step, [evidence])
         out = step.loss(0, PolicyOutputs.from_padded(evidence[0], logprobs=live))
@@ -130,22 +130,22 @@ class TinkerTrainer(HostTraining):
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
                 "again, which continues where it was, or load the last checkpoint."
             )
-        if self._loss is None:
-            self._submit(data)
-        loss = self._loss
-        assert loss is not None
+        loss = self._loss or self._submit(data)
         if loss.step.moves_weights:
             self._futures[0].result()  # the gradient is there
             if len(self._futures) == 1:
                 plan = loss.step.plan
                 rate = adam.learning_rate * (1.0 if plan is None else plan.lr_scale)
-                self._futures.append(self.client.optim_step(_with_rate(adam, rate)))
+                if not math.isfinite(rate):
+                    raise HostError(f"the learning rate is {rate}. Give AdamParams a finite one.")
+                scaled = adam if rate == adam.learning_rate else adam.model_copy(update={"learning_rate": rate})
+                self._futures.append(self.client.optim_step(scaled))
             self._futures[1].result()
         self._loss = None
         self._rlstab_settle(loss.step)
         return loss.metrics()
 
-    def _submit(self, data: list[Any]) -> None:
+    def _submit(self, data: list[Any]) -> TinkerLoss:
         """Send the gradient of a step, unless there is none; an error leaves nothing behind.
 
         ``forward_backward_custom`` does the same by two requests, but an SDK may call its function in the background,
@@ -162,6 +162,7 @@ class TinkerTrainer(HostTraining):
                 weights = [-gradient for gradient in torch.autograd.grad(value, live)]
                 futures.append(self.client.forward_backward(_weighted(data, weights), _LINEAR))
         self._data, self._loss, self._futures = data, loss, futures
+        return loss
 
     def save(self, name: str, folder: str | Path) -> str:
         """Save weights and optimizer on the server, and the state of the objective with their path in a local folder.
@@ -215,7 +216,7 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
     for name in dict.fromkeys((*_FIELDS, *optional)):
         rows = [datum.loss_fn_inputs.get(name) for datum in data]
         if all(row is not None for row in rows):
-            columns[name] = _column(name, rows, data)
+            columns[name] = _padded(name, [torch.as_tensor(np.asarray(row.data)) for row in rows], data)
         elif name in _FIELDS:
             raise MissingSignal(f"a Datum has no '{name}'. {capital(adapted('tinker').cure(name))}.")
     columns = {"turn": turns_of(columns["mask"])} | columns
@@ -255,36 +256,27 @@ def _chosen(objective: Given) -> Composition:
     return chosen
 
 
-def _flat(values: Tensor, name: str) -> Tensor:
-    if values.ndim != 1:
-        raise ShapeError(
-            f"'{name}' of a Datum has shape {tuple(values.shape)}, expected (N,): one target per position."
-        )
-    return values
+def _padded(name: str, rows: Sequence[Tensor], data: Sequence[Any]) -> Tensor:
+    """``(B, N)`` values of a field, padded with zeros.
 
-
-def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
-    """``(B, N)`` values of a field, padded with zeros."""
-    values = [_flat(torch.as_tensor(np.asarray(row.data)), name) for row in rows]
-    for row, datum in zip(values, data, strict=True):
+    Raises:
+        ShapeError: a row is not one value per target.
+    """
+    for row, datum in zip(rows, data, strict=True):
         count = len(datum.loss_fn_inputs["target_tokens"].data)
+        if row.ndim != 1:
+            shape = tuple(row.shape)
+            raise ShapeError(f"'{name}' of a Datum has shape {shape}, expected (N,): one target per position.")
         if len(row) != count:
             raise ShapeError(
                 f"'{name}' of a Datum has {len(row)} values, and its target_tokens {count}. Make them equal."
             )
-    return pad_sequence(values, batch_first=True)
+    return pad_sequence(list(rows), batch_first=True)
 
 
 def _weighted(data: Sequence[Any], weights: Sequence[Tensor]) -> list[Any]:
     """The same data with only the fields of :data:`_LINEAR`, ``(N,)`` weights of their tokens among them."""
-    inputs = [{"target_tokens": datum.loss_fn_inputs["target_tokens"]} for datum in data]
     return [
-        replace(datum, loss_fn_inputs={**tokens, "weights": of_tokens})
-        for datum, tokens, of_tokens in zip(data, inputs, weights, strict=True)
+        replace(datum, loss_fn_inputs={"target_tokens": datum.loss_fn_inputs["target_tokens"], "weights": of_tokens})
+        for datum, of_tokens in zip(data, weights, strict=True)
     ]
-
-
-def _with_rate(adam: Any, rate: float) -> Any:
-    if not math.isfinite(rate):
-        raise HostError(f"the learning rate is {rate}. Give AdamParams a finite one.")
-    return adam if rate == adam.learning_rate else adam.model_copy(update={"learning_rate": rate})

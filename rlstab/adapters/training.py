@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters.checkpoint import restore_state
 from rlstab.adapters.evidence import unscored_share
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.metrics import HostMetrics
@@ -99,8 +98,10 @@ class HostTraining:
         """Go on from the state in a checkpoint.
 
         Raises:
-            CheckpointError: see :func:`restore_state`.
+            CheckpointError: see :func:`~rlstab.adapters.checkpoint.restore_state`.
         """
+        from rlstab.adapters.checkpoint import restore_state  # needs safetensors, which not every host brings
+
         self.objective_state = {**self.objective.init_state(), **restore_state(folder, self._rlstab_chosen)}
 
 

@@ -136,11 +136,6 @@ class Card:
         text = self.sections.get(section, "")
         return [" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:]]
 
-    def heads(self, section: str) -> list[str]:
-        """The text in double backticks at the start of each item, with a ``live`` before it."""
-        starts = (re.match(r"((?:live )?)``([^`]+)``", item) for item in self.items(section))
-        return [start[1] + start[2] for start in starts if start]
-
     @property
     def written(self) -> Mapping[str, str]:
         """What a method does with each field of Terms, in sentences that name its settings in double backticks."""

@@ -33,6 +33,8 @@ class Method(Spelled, ABC, Generic[Batch]):
     Attributes:
         name: the name in YAML and in metrics.
         about: what it says about itself.
+        needs: signals of the evidence that it reads.
+        ascending: names of settings of which none may be less than the one before.
     """
 
     name: ClassVar[str]
@@ -68,7 +70,7 @@ class Method(Spelled, ABC, Generic[Batch]):
             check_class(cls)
 
     def __post_init__(self) -> None:
-        check_settings(self, self.name)
+        check_settings(self, self.name, self.ascending)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"'{self.name}': {name} cannot be set. Make another one: dataclasses.replace.")
@@ -95,12 +97,9 @@ class Method(Spelled, ABC, Generic[Batch]):
         excludes: Any
         signal_options: Any
         reads_drift: Any
+        ascending: Any
     else:
-
-        @property
-        def needs(self) -> Set[str]:
-            """Signals of the evidence that it reads."""
-            return frozenset()
+        needs, ascending = frozenset(), ()
 
     def init_state(self) -> State:
         """The first state; its keys are those of every later one."""
@@ -174,7 +173,7 @@ def _check_settings_first(cls: type[Method[Any]]) -> None:
 
         @functools.wraps(post_init)
         def checked(self: Method[Any]) -> None:
-            check_settings(self, self.name)
+            check_settings(self, self.name, self.ascending)
             post_init(self)
 
         cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made

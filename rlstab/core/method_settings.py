@@ -9,7 +9,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -144,11 +144,16 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, full)
 
 
-def check_settings(owner: object, name: str) -> None:
-    """Check every field of the dataclass instance ``owner``.
+def check_settings(owner: object, name: str, ascending: Iterable[Sequence[str]]) -> None:
+    """Check every field of the dataclass instance ``owner``, and the order of some of them.
+
+    Args:
+        owner: a method.
+        name: its name.
+        ascending: names of settings of which none is less than the one before; None is skipped.
 
     Raises:
-        OutOfRange: names the setting, the value and what is allowed.
+        OutOfRange: names the settings, the values and what is allowed.
     """
     cls: type = type(owner)
     for setting in settings_of(cls):
@@ -156,6 +161,12 @@ def check_settings(owner: object, name: str) -> None:
         if not setting.accepts(value):
             default = "" if setting.default is dataclasses.MISSING else f" The default is {setting.default!r}."
             raise OutOfRange(f"'{name}': {setting.name} = {value!r}, expected {setting}.{default}")
+    for settings in ascending:
+        values = [getattr(owner, setting) for setting in settings]
+        bounds = [value for value in values if value is not None]
+        if any(low > high for low, high in pairwise(bounds)):
+            assignments = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
+            raise OutOfRange(f"'{name}': {assignments}, expected {' <= '.join(settings)}.")
 
 
 def check_choices(function: Callable[..., Any], **given: object) -> None:
@@ -176,16 +187,3 @@ def _choices(function: Callable[..., Any], name: str) -> tuple[Any, ...]:
     hint = get_type_hints(function)[name]
     members = (hint,) if get_origin(hint) is Literal else get_args(hint)
     return tuple(choice for member in members for choice in get_args(member) or (None,))
-
-
-def check_order(owner: object, name: str, *settings: str) -> None:
-    """Check that settings of ``owner`` do not decrease from one to the next; None is skipped.
-
-    Raises:
-        OutOfRange: names them, their values and the expected order.
-    """
-    values = [getattr(owner, setting) for setting in settings]
-    bounds = [value for value in values if value is not None]
-    if any(low > high for low, high in pairwise(bounds)):
-        assignments = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
-        raise OutOfRange(f"'{name}': {assignments}, expected {' <= '.join(settings)}.")

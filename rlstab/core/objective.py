@@ -47,7 +47,9 @@ class TokenObjective(Method[TokenBatch]):
     Attributes:
         needs: evidence that it reads: signals, and ``logprobs`` and ``old_logprobs`` where it looks at those policies.
             The ratio does not count: the loss computes it, without a forward by the host.
+        live_needs: outputs of the live policy that its penalties differentiate, beyond the log-probs.
         writes: fields of Terms that it may fill.
+        signal_options: numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason.
     """
@@ -55,26 +57,8 @@ class TokenObjective(Method[TokenBatch]):
     _acts_by = "terms"
 
     if not TYPE_CHECKING:  # see Method
-
-        @property
-        def live_needs(self) -> Set[str]:
-            """Outputs of the live policy that its penalties differentiate, beyond the log-probs."""
-            return frozenset()
-
-        @property
-        def writes(self) -> Set[str]:
-            """Fields of Terms that it may fill."""
-            return frozenset()
-
-        @property
-        def excludes(self) -> Mapping[str, str]:
-            """Methods, or fields of Terms, with which it cannot be composed, each with the reason."""
-            return {}
-
-        @property
-        def signal_options(self) -> Mapping[str, float]:
-            """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
-            return {}
+        live_needs = writes = frozenset()
+        excludes, signal_options = {}, {}
 
         @property
         def reads_drift(self) -> Set[str]:

@@ -1,4 +1,4 @@
-"""Names of methods: a static table, entry points of other packages, and classes that a user registers."""
+"""Names of methods: the modules of a package, entry points of other packages, and classes that a user registers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
 from rlstab.core.method import Method
@@ -19,7 +20,8 @@ class Registry(Generic[Kind]):
     """Looks up a method or a stage by name, and imports it only then.
 
     Args:
-        table: name to ``module:Class``, those that rlstab ships.
+        table: name to ``module:Class`` or, where the class has the name of its module, to ``module``: those that rlstab
+            ships. See :func:`modules_of`.
         group: entry point group through which other packages add theirs.
         base: what the classes inherit from.
         noun: what errors call one of them.
@@ -37,7 +39,7 @@ class Registry(Generic[Kind]):
 
     @cached_property
     def _where(self) -> dict[str, str]:
-        """``module:Class`` by name; other packages cannot replace what ships with rlstab."""
+        """``module:Class``, or ``module``, by name; other packages cannot replace what ships with rlstab."""
         return {point.name: point.value for point in entry_points(group=self._group)} | dict(self._table)
 
     def names(self) -> list[str]:
@@ -45,8 +47,12 @@ class Registry(Generic[Kind]):
         return sorted(self._where.keys() | self._classes.keys())
 
     def shipped_classes(self) -> dict[str, str]:
-        """The module of each class of the table, by the name of the class."""
-        return {where.partition(":")[2]: where.partition(":")[0] for where in self._table.values()}
+        """The module of each class of the table, by the name of the class; imports all of them."""
+        return {cls.__name__: cls.__module__ for cls in map(self.get, self._table)}
+
+    def homes(self, class_name: str) -> list[str]:
+        """The modules of the table that may define a class: its name begins with that of its module."""
+        return [home for name, home in self._table.items() if class_name.lower().startswith(name.replace("_", ""))]
 
     def get(self, name: str) -> type[Kind]:
         """The class of this name.
@@ -58,7 +64,9 @@ class Registry(Generic[Kind]):
             if name not in self._where:
                 raise UnknownName(f"no {self.noun} is called '{name}'. {did_you_mean(name, self.names())}")
             module, _, attribute = self._where[name].partition(":")
-            self._classes[name] = getattr(import_module(module), attribute)
+            members = vars(import_module(module))
+            named = (cls for cls in members.values() if isinstance(cls, type) and vars(cls).get("name") == name)
+            self._classes[name] = members[attribute] if attribute else next(named)
         return self._classes[name]
 
     def known(self, name: str) -> type[Kind] | None:
@@ -77,12 +85,18 @@ class Registry(Generic[Kind]):
             raise MethodError(
                 f"register was given {kind_of(cls)}. Pass the class of a {self.noun}: register({example})."
             )
-        registered = self._classes.get(cls.name)
+        registered = self._classes.get(cls.name, cls)
+        where = self._where.get(cls.name, cls.__module__)
         # a class may be decorated and named by an entry point as well
-        where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
-        if where != f"{cls.__module__}:{cls.__qualname__}" or (registered is not None and registered is not cls):
+        if where not in (cls.__module__, f"{cls.__module__}:{cls.__qualname__}") or registered is not cls:
             raise Conflict(
                 f"'{cls.name}' is the name of {self._where.get(cls.name, registered)}. Give {cls.__qualname__} another."
             )
         self._classes[cls.name] = cls
         return cls
+
+
+def modules_of(package: str, *shared: str) -> dict[str, str]:
+    """The modules of a package by name, each with one method or stage of that name, but for those that others share."""
+    names = {module.name for module in iter_modules(import_module(package).__path__)} - {*shared}
+    return {name: f"{package}.{name}" for name in sorted(names)}

@@ -95,7 +95,9 @@ class OptimizerStep:
         self.losses += 1
         if self.plan is None and self.refusal is not None:
             return LossOutput(policy.logprobs.sum() * 0.0, {}, torch.zeros((), dtype=torch.int64))
-        out = self._planned().loss(which, policy)
+        if self.plan is None:
+            raise OutOfRange("the optimizer step has no plan yet. Call make_plan first, with all its micro-batches.")
+        out = self.plan.loss(which, policy)
         loss, nonfinite = out.loss.detach(), out.nonfinite
         self._sums = (loss, nonfinite) if self._sums is None else (self._sums[0] + loss, self._sums[1] + nonfinite)
         self.reports.append(out.report)
@@ -140,8 +142,3 @@ class OptimizerStep:
         if self.plan is not None and self.refusal is None:
             return self.plan.state
         return self.objective.init_state() if self.state_before is None else self.state_before
-
-    def _planned(self) -> Plan:
-        if self.plan is None:
-            raise OutOfRange("the optimizer step has no plan yet. Call make_plan first, with all its micro-batches.")
-        return self.plan

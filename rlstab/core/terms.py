@@ -160,7 +160,7 @@ class Terms(Spelled):
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
         support: True takes the live policy's log-probs over the tokens that the sampler kept, everywhere in the loss:
             less ``log_support_mass``.
-        ratio, bounds, surrogate, aggregate: as `support`, exclusive slots, at most one owner each.
+        ratio, bounds, surrogate, aggregate: exclusive slots like `support`, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
         invalid_count: number of values of ``weight``, ``bonus`` and ``bounds`` that no loss allows.
     """

@@ -33,7 +33,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "reads_drift": DRIFT,
 }
 #: Attributes of the class, of which an annotation does not make a setting.
-DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
+DECLARED = (*SETS, "name", "about", "excludes", "signal_options", "ascending")
 #: Names of the combinators, which a method cannot have.
 COMBINATORS = ("composition", "observe", "within")
 #: First parts of the metrics of the loss, which a method cannot have as a name either.

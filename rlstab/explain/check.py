@@ -18,7 +18,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.notes import notes
-from rlstab.hosts import Host, adapted, measures, refusal
+from rlstab.hosts import Host, adapted, measures
 from rlstab.signals import SIGNAL_NAMES
 
 
@@ -93,7 +93,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
 
 
 def _from(method: TokenObjective, host: Host) -> str:
-    if host.data_level and (asks := refusal(method)) is not None:
+    if (asks := host.refuses(method)) is not None:
         return f"refused: {asks}"
     sources = []
     for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
@@ -107,7 +107,7 @@ def _from(method: TokenObjective, host: Host) -> str:
 def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the objective sees in the host, and whether evidence costs a separate forward pass."""
     if host.data_level:
-        return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
+        return [f"sees: {host.sees}"]
     readers = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
     forward = (
         f"evidence: one more forward pass without gradient per micro-batch, for {', '.join(readers)}"
@@ -115,4 +115,4 @@ def _forwards(objective: Composition, host: Host) -> list[str]:
         if readers
         else "evidence: no separate forward pass"
     )
-    return ["sees: the whole optimizer step, before its first backward pass", forward]
+    return [f"sees: {host.sees}", forward]

@@ -46,7 +46,7 @@ class Look:
         dump: its recorded optimizer steps; None if there are none.
         dump_path: folder or file of the dump.
         notes: what is missing and how to get it, and what could not be read.
-        diagnosis: of the log; None if no log can be judged.
+        diagnosis: what the log shows; None if no log can be judged.
         steps: those of the dump that can be used.
         loss: whether the loss was what it said; None without a dump.
         gradient, sampler, methods: None if unknown.

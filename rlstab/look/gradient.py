@@ -39,7 +39,7 @@ class Token:
     Attributes:
         step: index of the optimizer step in the dump.
         response, position: indices of the response in its step and of the token in its response.
-        share: of the gradient; below 0 where the step makes the token less likely.
+        share: its share of the gradient; below 0 where the step makes the token less likely.
     """
 
     step: int
@@ -58,7 +58,7 @@ class Gradient:
         quadrants: by ``rewarded`` or ``punished`` and ``rare`` or ``common``, shares of the gradient and of the tokens.
         half_tokens, half_groups, groups: tokens and groups of responses that have half of it, and all groups.
         without: by reason, the share of the tokens without a gradient.
-        positions: of :data:`BINS` bins, the share of the gradient and of the tokens.
+        positions: the share of the gradient and of the tokens in each of :data:`BINS` bins.
         bin_width: positions of a bin, tokens.
         turns: by turn of the conversation, the same; empty if each response is one turn.
         largest: the :data:`LISTED` tokens with the largest shares.

@@ -88,14 +88,26 @@ def _planned(step: Step, loss: Loss, live: Tensor) -> list[Tensor]:
 def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     """Terms of a host's formula: each a sum over tokens, times a weight of the response."""
     tensors, ratio = step.tensors, _ratio(step, formula, live)
-    policy = _policy_term(formula, ratio, tensors["advantages"].double(), live) * tensors.get("weights", 1.0)
+    advantages = tensors["advantages"].double()
+    if formula.weight:
+        weight = ratio.clamp(max=formula.high)
+        policy = -(weight if formula.weight == "live" else weight.detach()) * advantages * live
+    else:
+        clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
+        free = -advantages * ratio.clamp(max=formula.cap)
+        bounds = {"larger": torch.maximum(clipped, free), "smaller": torch.minimum(clipped, free), "clipped": clipped}
+        policy = bounds[formula.bound]
     kl = bonus = torch.zeros_like(live)
     if formula.beta and "ref_logprobs" in tensors:
-        kl = formula.beta * _kl(formula.estimator, tensors["ref_logprobs"].double() - live, ratio)
+        difference = tensors["ref_logprobs"].double() - live
+        difference = -difference if "reversed" in formula.estimator else difference
+        k3 = difference.exp() - difference - 1  # hosts do not clamp it
+        kl = formula.beta * {"k1": k1(difference), "k2": k2(difference), "k3": k3}[formula.estimator[:2]]
+        kl = kl * ratio if "unbiased" in formula.estimator else kl
     if formula.entropy and "entropies" in tensors:
         bonus = -formula.entropy * tensors["entropies"].double()
     weights = _weights(step, formula, formula.mean)
-    of_tokens = ((policy, weights), (kl, weights), (bonus, _weights(step, formula, "part")))
+    of_tokens = (policy * tensors.get("weights", 1.0), weights), (kl, weights), (bonus, _weights(step, formula, "part"))
     part, count = tensors["parts"][step.row], len(step.ranks)
     return [summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
 
@@ -120,41 +132,20 @@ def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     return log_ratio.exp()
 
 
-def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tensor) -> Tensor:
-    if formula.weight:
-        weight = ratio.clamp(max=formula.high)
-        return -(weight if formula.weight == "live" else weight.detach()) * advantages * live
-    clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
-    free = -advantages * ratio.clamp(max=formula.cap)
-    bounds = {"larger": torch.maximum, "smaller": torch.minimum}
-    return bounds[formula.bound](clipped, free) if formula.bound in bounds else clipped
-
-
-def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
-    """``(N,)`` estimates from the log-prob of the reference minus that of the policy."""
-    difference = -difference if "reversed" in estimator else difference
-    k3 = difference.exp() - difference - 1  # hosts do not clamp it
-    value = {"k1": k1(difference), "k2": k2(difference)}.get(estimator[:2], k3)
-    return value * ratio if "unbiased" in estimator else value
-
-
 def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
     """``(S,)`` float64: the factor of the sum over the tokens of each response."""
     part, ranks = step.tensors["parts"], torch.tensor(step.ranks)
     counts = step.tensors.get("counts", _by_response(step, step.mask))
-
-    def of_part(values: Tensor) -> Tensor:
-        return summed(values, part, len(ranks))[part] * torch.bincount(ranks)[ranks][part]
-
-    responses = of_part(torch.ones_like(counts))
-    divisors: Mapping[str, Callable[[], Any]] = {
-        "step": lambda: (formula.tokens or counts.sum()) / step.header.ranks,
-        "rank": lambda: summed(counts, ranks[part], len(ranks))[ranks[part]],
-        "part": lambda: of_part(counts),
-        "response": lambda: counts * responses,
-        "length": lambda: formula.length * responses,
+    micro_batches = torch.bincount(ranks)[ranks][part]
+    responses = torch.bincount(part, minlength=len(ranks))[part] * micro_batches
+    divisors = {
+        "step": (formula.tokens or counts.sum()) / step.header.ranks,
+        "rank": summed(counts, ranks[part], len(ranks))[ranks[part]],
+        "part": summed(counts, part, len(ranks))[part] * micro_batches,
+        "response": counts * responses,
+        "length": formula.length * responses,
     }
-    divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
+    divisor = torch.as_tensor(divisors[mean], dtype=torch.float64).clamp(min=1e-9)  # without tokens any will do
     return 1 / divisor.expand(len(part))
 
 
@@ -166,7 +157,7 @@ class LossVerdict:
     """The finding about the loss.
 
     Attributes:
-        name: of the trainer's formula, or None.
+        name: what the trainer calls its formula, or None.
         agrees: whether the loss is that formula; None if nothing could be compared.
         error: largest difference, as a share of the largest coefficient or of the mass of the loss; NaN if nothing
             could be compared.
@@ -193,8 +184,8 @@ class LossVerdict:
             return f"It cannot be decided whether the loss was what it said: {self.compared}."
         digits = math.floor(-math.log10(min(max(1e-12, self.error), 1e12)))
         if self.agrees:
-            given = f", given what {listed(self.unloaded)} did" if self.unloaded else ""
-            return f"The loss is {self.name}: {self.compared} agree to {counted(digits, 'digit')}{given}."
+            condition = f", given what {listed(self.unloaded)} did" if self.unloaded else ""
+            return f"The loss is {self.name}: {self.compared} agree to {counted(digits, 'digit')}{condition}."
         if self.findings and digits >= 4:
             return f"The loss is {self.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
         return f"The loss is not {self.name}: {self.compared} differ by up to {self.error:.2g} of the largest."
@@ -206,50 +197,50 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
     Args:
         steps: of one dump, all with the same formula.
     """
-    still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
+    findings = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
     if name is None:
-        return LossVerdict(None, None, math.nan, "the dump does not name its loss", still)
-    known = [(loss, step) for step in steps if (loss := loss_of(step)) is not None]
-    sound = [(loss, step) for loss, step in known if not list(_overflows([step]))]
+        return LossVerdict(None, None, math.nan, "the dump does not name its loss", findings)
+    losses = [(loss, step) for step in steps if (loss := loss_of(step)) is not None]
     records = [
         (loss, step, kind)
-        for loss, step in sound
+        for loss, step in losses
+        if not list(_overflows([step]))
         for kind in recorded_of(step)
         if kind == "gradient" or not loss.by_gradient
     ]
     if not records:
-        what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
-        return LossVerdict(name, None, math.nan, what, still)
+        reason = "the dump holds neither losses nor coefficients"
+        reason = reason if losses else f"'{name}' as it is set is not known here"
+        return LossVerdict(name, None, math.nan, reason, findings)
     try:
-        apart = [_apart(_compared(record, {})) for record in records]
+        differences = [_difference(_compared(record)) for record in records]
     except RlstabError as refusal:
-        return LossVerdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
-    what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
-    unloaded = list(dict.fromkeys(name for loss, _ in known for name in loss.unloaded))
+        return LossVerdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", findings)
+    subject = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
+    unloaded, tokens = list(dict.fromkeys(name for loss, _ in losses for name in loss.unloaded)), 0
     if unloaded:
-        tokens = sum(int(step.mask.sum()) for _, step, _ in records)
-        sure = sum(int((step.mask & ~_unsure(loss, step)).sum()) for loss, step, _ in records)
-        what = what if sure == tokens else f"coefficients of {sure:,} of {tokens:,} tokens"
-    count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
-    wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
-    compared, numbers = f"the {what} of {counted(count, 'step')}", {step.number for _, step, _ in wrong}
+        total = sum(int(step.mask.sum()) for _, step, _ in records)
+        tokens = sum(int((step.mask & ~_unsure(loss, step)).sum()) for loss, step, _ in records)
+        subject = subject if tokens == total else f"coefficients of {tokens:,} of {total:,} tokens"
     errors: dict[int, float] = {}
-    for (_, step, _), (off, _) in zip(records, apart, strict=True):
-        errors[step.number] = max(off, errors.get(step.number, 0.0))
-    if unloaded and (wrong or not sure):  # they may do what no tensor says
+    for (_, step, _), (error, _) in zip(records, differences, strict=True):
+        errors[step.number] = max(error, errors.get(step.number, 0.0))
+    error, compared = max(errors.values()), f"the {subject} of {counted(len(errors), 'step')}"
+    wrong = [record for record, (_, is_beyond) in zip(records, differences, strict=True) if is_beyond]
+    if unloaded and (wrong or not tokens):  # they may do what no tensor says
         text = f"the code of {listed(unloaded)} is not loaded, and the dump does not say all that it did"
         text += "; --code FILE.py runs it"
-        return LossVerdict(name, None, error, text, still, errors)
+        return LossVerdict(name, None, error, text, findings, errors)
     if not wrong:
-        return LossVerdict(name, not still, error, compared, still, errors, unloaded=unloaded)
+        return LossVerdict(name, not findings, error, compared, findings, errors, unloaded=unloaded)
     if wrong[0][0].formula is None and wrong[0][0].nearly:
         text = f"it is only nearly an objective. {' '.join(wrong[0][0].nearly)}"
-        return LossVerdict(name, None, error, text.rstrip("."), still, errors)
-    some = f" This is the case in {len(numbers)} of {count} steps." if len(numbers) < count else ""
-    claims = [record for record in records if record[1].number in numbers]
-    texts = _explained(claims, wrong)
-    return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
+        return LossVerdict(name, None, error, text.rstrip("."), findings, errors)
+    numbers = {step.number for _, step, _ in wrong}
+    share = f" This is the case in {len(numbers)} of {len(errors)} steps." if len(numbers) < len(errors) else ""
+    explained = _explained([record for record in records if record[1].number in numbers], wrong)
+    return LossVerdict(name, False, error, compared, (*findings, *(f"{text}{share}" for text in explained)), errors)
 
 
 #: The loss that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
@@ -271,20 +262,20 @@ def recorded_of(step: Step) -> dict[str, Tensor]:
     return recorded
 
 
-def _edited(record: Claim, edit: Edit) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The fields of a formula and the tensors that a change sets."""
-    loss, step, _ = record
+def _changed(record: Claim, edit: Edit) -> Claim:
+    """The same, with a change to the formula or to the tensors."""
+    loss, step, kind = record
     changes = edit(loss.formula or Formula(), step) if callable(edit) else edit
     fields = {name: value for name, value in changes.items() if name in Formula.__dataclass_fields__}
-    return fields, {name: value for name, value in changes.items() if name not in fields and value is not None}
-
-
-def _compared(record: Claim, edit: Edit) -> Compared:
-    (fields, tensors), (loss, step, kind) = _edited(record, edit), record
-    recorded, scale = recorded_of(step)[kind], loss.scale * float(tensors.get("scale", 1.0))
+    scale = loss.scale * float(changes.get("scale", 1.0))
+    tensors = {name: value for name, value in changes.items() if name not in {*fields, "scale"} and value is not None}
     loss = replace(loss, scale=scale, formula=loss.formula and replace(loss.formula, **fields))
-    step = step.having({name: values for name, values in tensors.items() if name != "scale"})
-    terms = terms_of(loss, step, kind)
+    return loss, step.having(tensors), kind
+
+
+def _compared(record: Claim) -> Compared:
+    loss, step, kind = record
+    recorded, terms = recorded_of(step)[kind], terms_of(loss, step, kind)
     if kind == "losses":  # near zero a loss has no digits
         sized = step.having({"advantages": step.tensors["advantages"].abs()})
         size = terms_of(loss, sized, kind).sum(1).abs().max().clamp(min=1e-30)
@@ -308,14 +299,14 @@ def _unsure(loss: Loss, step: Step) -> Tensor:
     return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
-def _apart(rows: Compared, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
+def _difference(rows: Compared, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
     """The largest difference, and whether any exceeds rounding, for the terms times some factors."""
     recorded, terms, share = rows
     expected = terms @ torch.tensor(factors, dtype=torch.float64)
-    off = (recorded - expected).abs().nan_to_num(math.inf)
+    difference = (recorded - expected).abs().nan_to_num(math.inf)
     absolute = ABSOLUTE * min(1.0, max(1e-6, *map(abs, factors)))
-    beyond = ~(off <= share * torch.maximum(recorded.abs(), expected.abs()) + absolute)
-    return float(off.max()) if off.numel() else 0.0, bool(beyond.any())
+    is_beyond = ~(difference <= share * torch.maximum(recorded.abs(), expected.abs()) + absolute)
+    return float(difference.max()) if difference.numel() else 0.0, bool(is_beyond.any())
 
 
 def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str]:
@@ -323,8 +314,8 @@ def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str
     if named := _named(records):
         return [named]
     kinds = {kind: [record for record in wrong if record[2] == kind] for _, _, kind in wrong}
-    texts = {kind: named for kind, of_kind in kinds.items() if (named := _named(of_kind))}
-    return [f"{text} This holds only for its {kind}." for kind, text in texts.items()] or [_located(*wrong[0])]
+    texts = [f"{named} This holds only for its {kind}." for kind, claims in kinds.items() if (named := _named(claims))]
+    return texts or [_located(*wrong[0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------
@@ -337,8 +328,8 @@ def _ends(step: Step) -> Tensor:
 
 def _advantage_of(step: Step) -> Tensor:
     """``(S,)`` float64, the advantage of each response."""
-    none = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
-    return none.scatter(0, step.row, step.tensors["advantages"].double())
+    zeros = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
+    return zeros.scatter(0, step.row, step.tensors["advantages"].double())
 
 
 def _shifted(step: Step, name: str, by: int) -> Tensor | None:
@@ -359,25 +350,16 @@ def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     return centred, (summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
-def _normalised(formula: Formula, step: Step) -> Mapping[str, Any]:
-    """Advantages with mean 0 and standard deviation 1 over the responses of each micro-batch."""
-    centred, deviation = _centred(_advantage_of(step), step.tensors["parts"])
-    return {"advantages": (centred / (deviation + 1e-8))[step.row]}
-
-
-def _whitened(formula: Formula, step: Step) -> Mapping[str, Any]:
-    """Advantages with mean 0 and standard deviation 1 over the tokens in the loss."""
-    centred, deviation = _centred(step.tensors["advantages"].double(), step.mask.long())
-    return {"advantages": centred / (deviation + 1e-8)}
+def _normalised(values: Tensor, group: Tensor) -> Tensor:
+    """``(S,)`` with mean 0 and standard deviation 1 in each group."""
+    centred, deviation = _centred(values.double(), group)
+    return centred / (deviation + 1e-8)
 
 
 def _padded(step: Step) -> Tensor:
+    """``(S,)`` the width of the micro-batch of each response."""
     lengths, part = step.tensors["lengths"].double(), step.tensors["parts"]
     return torch.zeros(len(step.ranks), dtype=torch.float64).scatter_reduce(0, part, lengths, "amax")[part]
-
-
-def _with_prompts(step: Step) -> Tensor:
-    return _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0)
 
 
 #: Errors in which tokens count in the loss, each with the mask ``(N,)`` that it leads to.
@@ -399,52 +381,39 @@ def _masked(formula: Formula, step: Step, by: Callable[[Step], Tensor | None], u
     return {"mask": by(step), "counts": _by_response(step, step.mask) if unseen else None}
 
 
-def _late(formula: Formula, step: Step, by: int) -> Mapping[str, Any]:
-    return {"old_logprobs": _shifted(step, "old_logprobs", by)}
-
-
-def _mean(mean: str) -> Edit:
-    return {"mean": mean, "tokens": 0.0}
-
-
-def _counting(counts: Callable[[Step], Tensor]) -> Edit:
-    """Other counts, ``(S,)``, of the tokens of each response in the denominator."""
-    return lambda _, step: {"counts": counts(step), "tokens": 0.0}
-
-
-def _weighted(formula: Formula, step: Step, power: int) -> Mapping[str, Any]:
-    return {"weights": step.tensors.get("weights", torch.ones_like(step.row)) ** power}
-
-
-def _scaled(by: Callable[[Step], float]) -> Edit:
-    return lambda _, step: {"scale": by(step)}
-
-
 #: What trainers were seen to do instead of what they say: to the size of the loss, to what it reads, to the tokens that
 #: count, to what it is divided by, and to its terms. Factors of single terms are found by `_fitted`.
 CHANGES: Mapping[str, Edit] = {
-    "it was divided by the gradient accumulation twice": _scaled(lambda step: 1 / step.accumulation),
-    "it was not divided by the gradient accumulation": _scaled(lambda step: step.accumulation),
-    "it was divided by the number of processes once too often": _scaled(lambda step: 1 / step.header.ranks),
-    "it was multiplied by the number of processes": _scaled(lambda step: step.header.ranks),
+    "it was divided by the gradient accumulation twice": lambda _, step: {"scale": 1 / step.accumulation},
+    "it was not divided by the gradient accumulation": lambda _, step: {"scale": step.accumulation},
+    "it was divided by the number of processes once too often": lambda _, step: {"scale": 1 / step.header.ranks},
+    "it was multiplied by the number of processes": lambda _, step: {"scale": step.header.ranks},
     "the ratio has the sampler's log-probs instead of the trainer's": lambda _, step: {
         "old_logprobs": step.tensors.get("rollout_logprobs")
     },
     "the ratio is 1, as if the policy had not moved": lambda _, step: {"old_logprobs": step.live_logprobs},
-    "the log-probs in the denominator are shifted back by one token": partial(_late, by=1),
-    "the log-probs in the denominator are shifted ahead by one token": partial(_late, by=-1),
+    "the log-probs in the denominator are shifted back by one token": lambda _, step: {
+        "old_logprobs": _shifted(step, "old_logprobs", 1)
+    },
+    "the log-probs in the denominator are shifted ahead by one token": lambda _, step: {
+        "old_logprobs": _shifted(step, "old_logprobs", -1)
+    },
     "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
     "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
     "advantages have the opposite sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
-    "advantages are normalised again in each micro-batch": _normalised,
-    "advantages are normalised again over the tokens of the optimizer step": _whitened,
+    "advantages are normalised again in each micro-batch": lambda _, step: {
+        "advantages": _normalised(_advantage_of(step), step.tensors["parts"])[step.row]
+    },
+    "advantages are normalised again over the tokens of the optimizer step": lambda _, step: {
+        "advantages": _normalised(step.tensors["advantages"], step.mask.long())
+    },
     **{text: partial(_masked, by=mask, unseen=False) for text, mask in _MASKS.items()},
     **{f"{text}{_UNSEEN}": partial(_masked, by=mask, unseen=True) for text, mask in _MASKS.items()},
-    "it is a mean over the tokens of each micro-batch": _mean("part"),
-    "it is divided by the tokens of each rank instead of those of all ranks": _mean("rank"),
-    "it is a mean over each response, then over the responses of each micro-batch": _mean("response"),
-    "it is a mean over the tokens of the optimizer step": _mean("step"),
-    "it is divided by a constant length": _mean("length"),
+    "it is a mean over the tokens of each micro-batch": {"mean": "part", "tokens": 0.0},
+    "it is divided by the tokens of each rank instead of those of all ranks": {"mean": "rank", "tokens": 0.0},
+    "it is a mean over each response, then over the responses of each micro-batch": {"mean": "response", "tokens": 0.0},
+    "it is a mean over the tokens of the optimizer step": {"mean": "step", "tokens": 0.0},
+    "it is divided by a constant length": {"mean": "length", "tokens": 0.0},
     "it is a sum over the tokens of each response": {"mean": "length", "length": 1.0},
     "it is divided by the width of each micro-batch, padding included": lambda _, step: {
         **{"mean": "length", "length": _padded(step)}
@@ -452,11 +421,17 @@ CHANGES: Mapping[str, Edit] = {
     "each response counts by its length over the width of its micro-batch": lambda _, step: {
         **{"mean": "length", "length": _padded(step) / _by_response(step, step.mask)}
     },
-    "the weights outside its formula do not count": partial(_weighted, power=0),
-    "the weights outside its formula count twice": partial(_weighted, power=2),
-    "tokens outside the response mask count in its denominator": _counting(lambda step: step.tensors["lengths"]),
-    "prompts count in its denominator": _counting(_with_prompts),
-    "padding counts in its denominator": _counting(_padded),
+    "the weights outside its formula do not count": lambda _, step: {"weights": torch.ones(len(step.row))},
+    "the weights outside its formula count twice": lambda _, step: {
+        "weights": step.tensors.get("weights", torch.ones(len(step.row))) ** 2
+    },
+    "tokens outside the response mask count in its denominator": lambda _, step: {
+        **{"counts": step.tensors["lengths"], "tokens": 0.0}
+    },
+    "prompts count in its denominator": lambda _, step: {
+        **{"counts": _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0), "tokens": 0.0}
+    },
+    "padding counts in its denominator": lambda _, step: {"counts": _padded(step), "tokens": 0.0},
     "the ratio is that of the sequence": {"sequence": True},
     "the ratio is the product over the sequence, not its geometric mean": {"sequence": "product"},
     "the ratio of the sequence counts tokens outside the response mask": {"sequence": "unmasked"},
@@ -481,46 +456,40 @@ CHANGES: Mapping[str, Edit] = {
 
 def _named(records: Sequence[Claim]) -> str | None:
     """A sentence with the change, the factors of the terms, or both, that explain every difference; None if none do."""
-    changes = {text: edit for text, edit in CHANGES.items() if any(_acts(record, edit) for record in records)}
-    same = [text for text, edit in changes.items() if _explains(records, edit)]
-    text = ", or, equivalently here, ".join(same)
-    few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
-    edits: Mapping[str, Edit] = {} if text else {"": {}, **(changes if few else {})}
+    is_formula = records[0][0].formula is not None
+    changes = {text: edit for text, edit in CHANGES.items() if is_formula or callable(edit)}  # others are of a formula
+    text = ", or, equivalently here, ".join(text for text, edit in changes.items() if _explains(records, edit))
+    is_small = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
+    edits: Mapping[str, Edit] = {} if text else {"": {}, **(changes if is_small else {})}
     for change, edit in edits.items():
-        rows = [_compared(record, edit) for record in records[:4]]
-        factors, said = _fitted(rows)
-        if not any(_apart(row, factors)[1] for row in rows) and _explains(records[4:], edit, factors):
-            text = f"{change}, and {said}" if change else said
+        factors, fit = _fitted([_compared(_changed(record, edit)) for record in records[:4]])
+        if _explains(records, edit, factors):
+            text = f"{change}, and {fit}" if change else fit
             break
     return f"{capital(text)}." if text else None
 
 
-def _acts(record: Claim, edit: Edit) -> bool:
-    """Whether a change reaches the loss: an objective reads nothing of a formula."""
-    return record[0].formula is not None or bool(_edited(record, edit)[1])
-
-
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
-    return not any(_apart(_compared(record, edit), factors)[1] for record in records)
+    return not any(_difference(_compared(_changed(record, edit)), factors)[1] for record in records)
 
 
 def _fitted(rows: Sequence[Compared]) -> tuple[list[float], str]:
     """The factor of each term of the formula in the recorded numbers, by least squares, and the factors in words."""
-    recorded, terms = torch.cat([each[0] for each in rows]), torch.cat([each[1] for each in rows])
+    recorded, terms = torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
     finite = terms.isfinite().all(1) & recorded.isfinite()
     if not bool(finite.any()):
         return list(PLAIN), ""
     recorded, terms = recorded[finite], terms[finite]
     # the default driver reads uninitialised memory, and with a column of zeros it may answer 0
-    policy, *others = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
-    said = f"its policy term is {policy:.4g} times what it should be"
+    policy, *rest = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
+    text = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
-    for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):
+    for name, factor, column in zip(("KL term", "entropy bonus"), rest, terms.T[1:], strict=True):
         size = float(column.abs().max())  # the record may lack the term, and rounding is not a term
         factors.append(policy if not size else factor if abs(factor) * size > ABSOLUTE else 0.0)
         if not math.isclose(factors[-1], policy, rel_tol=1e-3):
-            said += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
-    return factors, said
+            text += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
+    return factors, text
 
 
 # -- errors without a name ---------------------------------------------------------------------------------------------
@@ -530,37 +499,37 @@ def _located(loss: Loss, step: Step, kind: str) -> str:
     """Where recorded and expected values differ, and what their quotient depends on."""
     parts, recorded, terms = step.tensors["parts"], recorded_of(step)[kind], terms_of(loss, step, kind)
     expected = terms.sum(1)
-    off = (recorded - expected).abs()
-    worst = int(off.argmax())
-    told = f"{recorded[worst]:.6g} was recorded for {expected[worst]:.6g}"
+    difference = (recorded - expected).abs()
+    worst = int(difference.argmax())
+    values = f"{recorded[worst]:.6g} was recorded for {expected[worst]:.6g}"
     lead = f"No known error explains it. Of step {step.number}"
     if kind == "losses":
-        return f"{lead} micro-batch {worst} differs most (on rank {step.ranks[worst]}): {told}."
-    there, some, row = expected != 0, recorded != 0, int(step.row[worst])
-    bad = off > RELATIVE * torch.maximum(recorded.abs(), expected.abs()) + ABSOLUTE * expected.abs().max()
+        return f"{lead} micro-batch {worst} differs most (on rank {step.ranks[worst]}): {values}."
+    is_expected, is_recorded, row = expected != 0, recorded != 0, int(step.row[worst])
+    is_wrong = difference > RELATIVE * torch.maximum(recorded.abs(), expected.abs()) + ABSOLUTE * expected.abs().max()
     text = (
-        f"{lead} {int(bad.sum())} of {int((there | some).sum())} tokens with a gradient differ, most token "
-        f"{worst - int((step.row < row).sum())} of response {row} in micro-batch {int(parts[row])}: {told}. "
-        f"{int((there & ~some).sum())} have no gradient that should, {int((some & ~there).sum())} have one and "
-        f"should not; the policy term of the others is"
+        f"{lead} {int(is_wrong.sum())} of {int((is_expected | is_recorded).sum())} tokens with a gradient differ, most "
+        f"token {worst - int((step.row < row).sum())} of response {row} in micro-batch {int(parts[row])}: {values}. "
+        f"{int((is_expected & ~is_recorded).sum())} have no gradient that should, "
+        f"{int((is_recorded & ~is_expected).sum())} have one and should not; the policy term of the others is"
     )
     policy = terms[:, 0]
-    both = there & some & (policy.abs() > 1e-3 * policy.abs().max())
-    quotient = ((recorded - expected + policy) / policy)[both]
+    compared = is_expected & is_recorded & (policy.abs() > 1e-3 * policy.abs().max())
+    quotient = ((recorded - expected + policy) / policy)[compared]
     if not quotient.numel():
         return f"{text} what it should be."
     units = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
     for name, of_response in {**units, "response": torch.arange(len(parts))}.items():
-        group = of_response[step.row[both]]
+        group = of_response[step.row[compared]]
         ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
         low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
         if bool((high - low <= ALIKE * high.abs().maximum(low.abs())).all()):
-            others = [index for index, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
-            shown = ", ".join(f"{high[index]:.4g} in {name} {index}" for index in others[:4])
+            scaled = [index for index, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
+            shown = ", ".join(f"{high[index]:.4g} in {name} {index}" for index in scaled[:4])
             return f"{text} what it should be, times {shown or 1}."
-    least, most = map(float, quotient.aminmax())
-    half = ", which looks like half precision" if max(abs(least - 1), abs(most - 1)) < HALF else ""
-    return f"{text} {least:.4g} to {most:.4g} times what it should be{half}."
+    lowest, highest = map(float, quotient.aminmax())
+    half = ", which looks like half precision" if max(abs(lowest - 1), abs(highest - 1)) < HALF else ""
+    return f"{text} {lowest:.4g} to {highest:.4g} times what it should be{half}."
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
@@ -570,25 +539,25 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
     """Advantages that are not those that TRL makes of the rewards, in groups that are complete."""
     for step in steps:
         loss, rewards = loss_of(step), step.tensors.get("rewards")
-        said = {} if loss is None else loss.settings
-        summed_first = said.get("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
-        kind, size = said.get("scale_rewards") if summed_first else "", said.get("num_generations", 0)
+        settings = {} if loss is None else loss.settings
+        summed_first = settings.get("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize"
+        kind, size = settings.get("scale_rewards") if summed_first else "", settings.get("num_generations", 0)
         if kind not in ("group", "none") or not 0 < size < 10**6 or rewards is None or "group_ids" not in step.tensors:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)
         divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
-        right, given = centred / divisor, _advantage_of(step)
-        whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
-        given_rewards = whole & right.isfinite()  # an unknown reward makes all of its group unknown
+        expected, recorded = centred / divisor, _advantage_of(step)
+        is_complete = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
+        is_compared = is_complete & expected.isfinite()  # an unknown reward makes all of its group unknown
         # if rewards are equal, the rounding of their mean in float32 gives advantages of up to this size
         rounding = ROUNDING * rewards.double().abs() / divisor
-        largest = max(float(right[given_rewards].abs().max()) if bool(given_rewards.any()) else 0.0, 1e-3)
-        off = (given - right).abs().where(given_rewards, torch.zeros(()).double())
-        if bool((off > 1e-4 * largest + rounding).any()):
-            worst = int(off.argmax())
+        largest = max(float(expected[is_compared].abs().max()) if bool(is_compared.any()) else 0.0, 1e-3)
+        difference = (recorded - expected).abs().where(is_compared, torch.zeros(()).double())
+        if bool((difference > 1e-4 * largest + rounding).any()):
+            worst = int(difference.argmax())
             yield (
                 f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{kind}': that "
-                f"of response {worst} is {given[worst]:.4g} in place of {right[worst]:.4g}."
+                f"of response {worst} is {recorded[worst]:.4g} in place of {expected[worst]:.4g}."
             )
             return
 
@@ -605,17 +574,18 @@ def _movement(steps: Sequence[Step]) -> Iterator[str]:
     """The still test: if no weight has moved since the responses were sampled, every ratio is 1."""
     for index, step in enumerate(steps):
         old = step.tensors.get("old_logprobs")
-        resting = all(before.header.learning_rate == 0 for before in steps[: index + 1])
-        if old is None or not (step.header.first or resting) or not bool(step.mask.any()):
+        is_resting = all(previous.header.learning_rate == 0 for previous in steps[: index + 1])
+        if old is None or not (step.header.first or is_resting) or not bool(step.mask.any()):
             continue
-        moved = (step.live_logprobs - old).abs()[step.mask]
-        mean, clipped = float(moved.mean()), float((moved > math.log(1.2)).double().mean())
+        distance = (step.live_logprobs - old).abs()[step.mask]
+        mean, outside = float(distance.mean()), float((distance > math.log(1.2)).double().mean())
         sampled = step.tensors.get("rollout_logprobs")
-        same = sampled is not None and bool((old == sampled)[step.mask].all())
-        if mean > (STILL / 10 if same else STILL) or clipped > STILL:
+        is_sampler = sampled is not None and bool((old == sampled)[step.mask].all())
+        if mean > (STILL / 10 if is_sampler else STILL) or outside > STILL:
             yield (
                 f"In step {step.number} the policy had moved before any step: the log-ratio is {mean:.3g} nats "
-                f"from 0 on average, and {clipped:.1%} of the tokens have a ratio outside of 0.83 to 1.2."
-                f"{' The log-probs in the denominator are those of the sampler, to the last bit.' if same else ''}"
+                f"from 0 on average, and {outside:.1%} of the tokens have a ratio outside of 0.83 to 1.2."
+                + " The log-probs in the denominator are those of the sampler, to the last bit."
+                * is_sampler
             )
             return

@@ -43,13 +43,13 @@ class Formula:
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
             (``response``), or responses times a constant (``length``). All but ``step`` and ``rank`` are averaged over
             the micro-batches of a rank.
-        low, high: of the clip range, from ``1 - low`` to ``1 + high``.
+        low, high: the clip range is from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
         beta: coefficient of the KL term.
-        estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
-            policies.
+        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed``
+            exchanges the two policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
             geometric mean over all of its tokens, including those that do not count in the loss.
@@ -77,13 +77,13 @@ class Loss:
 
     Attributes:
         objective: its methods; None if no methods have its settings.
-        formula: of the host, which is the loss exactly; None if the objective is evaluated instead.
-        state, scope: of the objective.
+        formula: the host's, which is the loss exactly; None if the objective is evaluated instead.
+        state, scope: what the objective is planned with.
         scale: the loss is this multiple of the formula, or of the objective.
         by_gradient: only the gradient of the objective is that of the loss, not its value.
         nearly: a sentence for each way in which the objective differs from the loss.
         unloaded: user-defined methods for which what they did stands in.
-        settings: of the host, by its names.
+        settings: the host's, by its names.
         with_empty: whether responses without tokens count in a mean over responses, as in TRL.
     """
 
@@ -114,10 +114,10 @@ def loss_of(step: Step) -> Loss | None:
     host, _, kind = loss.name.partition("/")
     readers = {"trl": _of_trl, "verl": _of_verl, "rlstab": _of_objective, "prime-rl": _of_objective}
     try:
-        found = readers[host](kind, loss.settings, step) if host in readers else None
+        claim = readers[host](kind, loss.settings, step) if host in readers else None
     except RlstabError:
         return None
-    return found and replace(found, with_empty=step.header.host.startswith("trl"))
+    return claim and replace(claim, with_empty=step.header.host.startswith("trl"))
 
 
 def with_code(step: Step, files: Sequence[str | Path]) -> Step:
@@ -129,8 +129,8 @@ def with_code(step: Step, files: Sequence[str | Path]) -> Step:
     names = [] if step.header.loss is None else code_in(portable(step.header.loss.settings))
     for file in files:
         if not any(name.startswith(f"{Path(file).name}:") for name in names):
-            has = f"is in {', '.join(names)}" if names else "is in no file"
-            raise ConfigError(f"--code {file}: no method of the loss is in a file of this name. It {has}.")
+            location = ", ".join(names) or "no file"
+            raise ConfigError(f"--code {file}: no method of the loss is in a file of this name. It is in {location}.")
     step = replace(step, code=[str(file) for file in files])
     objective_of(step)  # errors of the code are the user's to read
     return step
@@ -139,10 +139,10 @@ def with_code(step: Step, files: Sequence[str | Path]) -> Step:
 def _of_objective(kind: str, settings: Mapping[str, Any], step: Step) -> Loss:
     methods, unloaded = objective_of(step)
     objective, state = _corrected(methods, step), settings.get("state")
-    initial, scope = objective.init_state(), settings.get("scope", "step")
     if isinstance(state, Mapping):  # a method that is not loaded keeps none, and the host's correction has none
-        dropped = state.keys() - initial.keys() if code_in(settings) else set()
-        state = {**initial, **{key: value for key, value in state.items() if key not in dropped}}
+        initial = objective.init_state()
+        state = {**initial, **{key: state[key] for key in state if key in initial or not code_in(settings)}}
+    scope = settings.get("scope", "step")
     return Loss(objective, state=state, scope=scope, by_gradient=bool(unloaded), unloaded=unloaded)
 
 
@@ -156,7 +156,7 @@ def _corrected(objective: Composition, step: Step) -> Composition:
 
 
 def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
-    kind, _, more = kind.partition(" with ")  # of earlier dumps, which lack the masks and the adaptive entropy
+    kind, _, masks = kind.partition(" with ")  # of earlier dumps, which lack the masks and the adaptive entropy
     if kind not in facts("trl")["values"]["loss_type"]:
         raise ConfigError(f"loss_type = {kind!r} is not one of TRL's.")
     settings = host_settings("trl", recorded)
@@ -164,21 +164,16 @@ def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     config.world_size = step.header.ranks
     generations = step.accumulation / max(1, config.steps_per_generation)
     config.steps_per_generation = step.accumulation  # TRL's count of tokens is a factor of every token
-    methods, nearly = methods_of(config), deviations_of(config)
-    if more or (kind in ("sapo", "vespo") and "low" in recorded):
-        nearly.append("The dump lacks settings of TRL's loss: its defaults stand for them.")
-    counted = kind in OVER_TOKENS and kind != "bnpo"  # TRL counts the tokens of a generation
-    tokens = (settings.get("num_items_in_batch") or 0.0) * generations if counted else 0.0
-    base = {"mean": "part" if kind == "bnpo" else "step", "length": config.max_completion_length or math.nan}
-    formula = None if more else _formula(methods, tokens=tokens, **base)
-    if formula is not None and config.delta is not None and kind != "cispo":
-        # a clip has it in its bounds, where no error can leave it out
-        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-        formula = replace(formula, high=high, cap=config.delta)
+    methods, deviations = methods_of(config), deviations_of(config)
+    if masks or (kind in ("sapo", "vespo") and "low" in recorded):
+        deviations.append("The dump lacks settings of TRL's loss: its defaults stand for them.")
+    is_counted = kind in OVER_TOKENS and kind != "bnpo"  # TRL counts the tokens of a generation
+    tokens = (settings.get("num_items_in_batch") or 0.0) * generations if is_counted else 0.0
+    formula = None if masks else _formula(methods, config, tokens)
     if methods[0].get("cap", 1) < 1:
-        nearly.append(f"cispo: TRL's largest ratio is {methods[0]['cap']:g}, that of the objective 1.")
+        deviations.append(f"cispo: TRL's largest ratio is {methods[0]['cap']:g}, that of the objective 1.")
         methods[0]["cap"] = 1.0
-    loss = _of_methods(methods, nearly, formula, step)
+    loss = _of_methods(methods, deviations, formula, step)
     # TRL's quantile is of a micro-batch over all processes
     local = config.top_entropy_quantile < 1 and config.world_size == 1
     scale = float(step.mask.sum()) / tokens if formula is None and tokens else 1.0
@@ -217,22 +212,26 @@ _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
 }
 
 
-def _formula(methods: Methods, **values: Any) -> Formula | None:
-    """The formula of methods, with these values where they say nothing; None if it lacks one of them."""
+def _formula(methods: Methods, config: Any, tokens: float) -> Formula | None:
+    """The formula of the methods that TRL's loss is made of; None if it lacks one of them, or a method a setting."""
+    values: dict[str, Any] = {"mean": "part" if config.loss_type == "bnpo" else "step", "tokens": tokens}
+    values["length"] = config.max_completion_length or math.nan
     for method in methods:
-        if method["name"] not in _FIELDS:
+        names, constants = _FIELDS.get(method["name"], ({"": ""}, {}))
+        if names.keys() - method.keys():
             return None
-        names, sets = _FIELDS[method["name"]]
-        values |= {**sets, **{names[key]: value for key, value in method.items() if key in names}}
+        values |= {**constants, **{field: method[name] for name, field in names.items()}}
+    if "dual_clip" in methods[0]:  # a clip has TRL's delta in its bounds, where no error can leave it out
+        values |= {"high": config.epsilon if config.epsilon_high is None else config.epsilon_high, "cap": config.delta}
     return Formula(**values)
 
 
-def _of_methods(methods: Methods, nearly: Sequence[str], formula: Formula | None, step: Step) -> Loss:
+def _of_methods(methods: Methods, deviations: Sequence[str], formula: Formula | None, step: Step) -> Loss:
     """The loss of a host: by its formula, or by its methods if it has none.
 
     Args:
         methods: that it is made of.
-        nearly: how it differs from these.
+        deviations: how it differs from these.
         formula: that it is exactly.
         step: that it is of.
 
@@ -252,4 +251,4 @@ def _of_methods(methods: Methods, nearly: Sequence[str], formula: Formula | None
     objective = compose(*(member for member, signals in lacks.items() if not signals))
     absent = {member.name: ", ".join(sorted(signals)) for member, signals in lacks.items() if signals}
     missing = [f"'{name}' reads {signals}, not in the dump." for name, signals in absent.items()]
-    return Loss(_corrected(objective, step), formula, by_gradient=formula is None, nearly=[*nearly, *missing])
+    return Loss(_corrected(objective, step), formula, by_gradient=formula is None, nearly=[*deviations, *missing])

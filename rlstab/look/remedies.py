@@ -87,12 +87,12 @@ class Remedy:
 
     Attributes:
         cause: its name, a value of :data:`CAUSES`.
-        title: for headings.
+        title: the heading.
         looks: what it looks like in the metrics.
         likely: its usual reasons.
         first: what to try before any method.
         settings: by trainer, the settings to check.
-        sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
+        sources: what makes training unstable, keys of :data:`rlstab.core.metadata.SOURCES`.
         methods: those that address it, the closest first, then all others that address one of the sources.
         stages: those that address it.
         evidence: comparisons: name in the bench, and figures.

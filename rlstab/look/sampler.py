@@ -45,7 +45,7 @@ class Lag:
     """Tokens whose sampler is this many updates behind.
 
     Attributes:
-        updates: of the weights since the token was sampled; None if unknown.
+        updates: how often the weights changed since the token was sampled; None if unknown.
         gap: mean absolute difference between the log-probs of the sampler and of the policy at the start of the
             optimizer step, nats.
         low, high: quartiles of its mean by optimizer step, nats.

@@ -36,7 +36,7 @@ class Decoded:
         sequences: their responses are on the device while they are decoded, then all is on the CPU.
         signals: ``(R, T)`` by name, 0 in the padding.
         ended: ``(R,)`` bool, True where an EOS or a stop text ended the response.
-        supports: of each step, ``(R, K)`` int32, where ``log_support_mass`` is a signal.
+        supports: the tokens kept at each step, ``(R, K)`` int32, where ``log_support_mass`` is a signal.
     """
 
     sequences: Sequences

@@ -23,7 +23,7 @@ class Response:
         host: the trainer.
         rollout: its number.
         order: number of the optimizer step in the rollout.
-        rank: of the process.
+        rank: the number of its process.
         tensors: by the names of a record.
     """
 

@@ -34,7 +34,7 @@ class MethodTrace:
     """What one method did to the ``n`` tokens of a part.
 
     Attributes:
-        name: of the method.
+        name: what the method is called.
         actions: ``(n,)`` bool by action, those that its terms can take; see :func:`trace`.
         weight: ``(n,)`` its weight, or None.
         bonus: ``(n,)`` what it adds to the advantage, or None.

@@ -81,9 +81,9 @@ class HostLoss(BaseModel):
     """The loss that a trainer says it minimises.
 
     Attributes:
-        name: of the trainer and its loss, such as ``trl/dapo`` or ``verl/vanilla``; ``rlstab`` is an objective.
-        settings: of the loss, by the names that the trainer has for them (``hosts.yaml``); of ``rlstab``, ``objective``
-            and the ``state`` before the step.
+        name: the trainer and its loss, such as ``trl/dapo`` or ``verl/vanilla``; ``rlstab`` is an objective.
+        settings: what decides the loss, by the names that the trainer has for them (``hosts.yaml``); of ``rlstab``,
+            ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
     """
 
@@ -99,17 +99,17 @@ class Header(BaseModel):
     Attributes:
         host: the trainer and its version.
         step: number of the optimizer step, from 1.
-        rank: of the process that wrote the file.
+        rank: the number of the process that wrote the file.
         ranks: number of processes; the gradient is the mean over them.
         parts: micro-batches of this rank in this optimizer step.
         first: no weight has changed since the responses were sampled, so every ratio is 1.
-        learning_rate: of this optimizer step.
-        temperature: of the log-probs.
-        top_p, top_k: of the sampler: mass and number of the tokens that it draws from; 1.0 and 0 draw from all.
-        logprobs_mode: of the sampler's log-probs, by vLLM's names: ``processed_logprobs`` are those that it drew from,
-            at the temperature and over the tokens that top-p and top-k leave; ``raw_logprobs`` are before both.
+        learning_rate: the rate of this optimizer step.
+        temperature: what divided the logits before the log-probs.
+        top_p, top_k: mass and number of the tokens that the sampler draws from; 1.0 and 0 draw from all.
+        logprobs_mode: what the sampler's log-probs are, by vLLM's names: ``processed_logprobs`` are those that it drew
+            from, at the temperature and over the tokens that top-p and top-k leave; ``raw_logprobs`` are before both.
         loss: what the trainer says it minimises, or None.
-        sha256: of the file of tensors, hexadecimal.
+        sha256: the hash of the file of tensors, hexadecimal.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -134,7 +134,7 @@ class Step:
     """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        header: of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
+        header: that of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
         tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: by micro-batch, the rank that it was on.
         code: files that the user named, whose user-defined methods may be loaded.

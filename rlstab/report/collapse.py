@@ -115,7 +115,7 @@ class Losses:
     Attributes:
         rate: their share of those that can be judged, with its exact interval.
         pairs: seeds that can be judged for both method and baseline.
-        p: of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
+        p: the p-value of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
         survival: rollouts, the share of runs that was not lost by then (Kaplan and Meier), and the ends of its interval
             at 95 %, None where nothing is lost yet, or everything.
     """

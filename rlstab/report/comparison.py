@@ -40,7 +40,7 @@ class Outcome:
 
     Attributes:
         name: such as ``eval/mean`` or ``reward/area``.
-        title: for headings.
+        title: the heading.
         text: its definition.
         unit: such as ``nats``; empty for rewards and shares.
     """
@@ -211,7 +211,7 @@ class Comparison:
         outcomes: the columns, the main one first.
         tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
-        sweeps: of benches whose settings differ in one number.
+        sweeps: benches whose settings differ in one number.
         notes: on reading, and on what is missing in the tables.
         by: ``rollouts``, ``tokens`` or ``seconds``: the cost at which methods are compared.
     """

@@ -33,7 +33,7 @@ class RunFacts:
         config: the resolved run; empty if its file is missing or damaged.
         about: ``run.json``: hashes, versions, machine; empty likewise.
         command: makes the run again.
-        cpu_seconds: of its process.
+        cpu_seconds: what its process used.
         seconds: wall time.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.

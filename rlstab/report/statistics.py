@@ -93,7 +93,7 @@ class Paired:
         remark: what the verdict alone hides; may be empty.
         power: the ends of the range in which the difference lies that these seeds would show in a share :data:`POWER`
             of repetitions, if none is visible; else None.
-        differences: of the seeds.
+        differences: one of each seed.
     """
 
     difference: Estimate

@@ -28,7 +28,7 @@ class SweepPoint:
     Attributes:
         method: its name.
         setting: name of the setting.
-        value: of the swept key.
+        value: what the swept key is set to.
         runs: all of them.
         collapsed: how many lost their reward, or failed because of NaN or Inf.
         below_start: how many end below the reward that they began with.

@@ -36,7 +36,7 @@ class TableRow:
         difference: from the baseline; None for the baseline itself, and without a baseline.
         estimate: the same difference as numbers, likewise.
         verdict: in words.
-        cost: of a rollout, in words.
+        cost: what a rollout costs, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
             baseline; empty if nothing.
     """

@@ -40,7 +40,7 @@ class Teacher:
         weight: ``(V', d')``, where V' is at least the policy's V. A larger one is cut and the teacher renormalised over
             the first V tokens: models with one tokenizer often pad their vocabularies to different sizes.
         bias: ``(V',)``, or None.
-        logit_scale, softcap: as in :func:`rlstab.signals.token_signals`.
+        logit_scale, softcap: what changes its logits, as in :func:`rlstab.signals.token_signals`.
     """
 
     hidden: Tensor

@@ -89,7 +89,7 @@ class Shift:
     """The largest move of a curve in one direction.
 
     Attributes:
-        values: of the curve, negated where a fall is looked for.
+        values: those of the curve, negated where a fall is looked for.
         before: the level before it, a mean.
         after: the level from there to the end.
     """

@@ -56,8 +56,8 @@ class Detector:
     """How a sign is found.
 
     Attributes:
-        name: of the function that judges.
-        title: of the sign.
+        name: the function that judges.
+        title: what the sign is called.
         definition: when it is present.
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.

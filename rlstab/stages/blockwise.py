@@ -6,10 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Mean, Settled
+from rlstab import About, Mean, Range, Settled, State
 from rlstab.stages.group_relative import equal_within
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

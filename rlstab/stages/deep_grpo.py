@@ -6,11 +6,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
+from rlstab import About, Grouped, Mean, Range, Settled, Stat, State
 from rlstab.core.random import uniform
-from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 

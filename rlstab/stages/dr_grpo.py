@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.stats import Settled
+from rlstab import Settled, State
 from rlstab.stages.group_relative import dr_grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

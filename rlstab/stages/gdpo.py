@@ -7,9 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
+from rlstab import Mean, Range, Settled, Stat, State
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, RewardShaper

@@ -6,11 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
+from rlstab import About, Mean, Range, Settled, State
 from rlstab.core.random import GOLDEN
-from rlstab.core.stats import Mean, Settled
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

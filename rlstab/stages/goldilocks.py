@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rlstab.core.method import State
+from rlstab import State
 from rlstab.stages.pass_rates import PassRateSelector, expected_spread
 from rlstab.stages.stage import Offer
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
+from rlstab import Mean, Range, Settled, Stat, State
 from rlstab.stages import pass_rates
 from rlstab.stages.half_sigmoid import HalfSigmoid
 from rlstab.stages.response_batch import ResponseBatch

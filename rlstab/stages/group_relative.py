@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlstab.core.stats import Threshold
+from rlstab import Threshold
 from rlstab.errors import ShapeError
 
 #: Rewards that differ by at most this share of their size are equal: four roundings of float32.

@@ -4,9 +4,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Settled
+from rlstab import Range, Settled, State
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

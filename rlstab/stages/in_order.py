@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlstab.core.method import State
+from rlstab import State
 from rlstab.core.random import uniform
 from rlstab.stages.stage import Offer, PromptSelector
 

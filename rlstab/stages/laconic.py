@@ -6,9 +6,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range, check_order
-from rlstab.core.stats import Mean, Settled, Stat
+from rlstab import Mean, Range, Settled, Stat, State
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
 
@@ -99,6 +97,7 @@ class Laconic(RewardShaper):
     """
 
     name = "laconic"
+    ascending = (("floor", "ceiling"),)
 
     budget: Annotated[float, Range(gt=0)]
     step: Annotated[float, Range(ge=0)] = 0.002
@@ -106,9 +105,6 @@ class Laconic(RewardShaper):
     ceiling: Annotated[float, Range(ge=0)] = 0.1
     most: Annotated[float, Range(ge=0)] = 0.4
     cut: Annotated[float, Range(ge=0)] = 0.1
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "floor", "ceiling")
 
     def init_state(self) -> State:
         return {"multiplier": float(self.floor)}

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.stats import Settled
+from rlstab import About, Settled, State
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.stats import Mean, Settled
+from rlstab import About, Mean, Settled, State
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 

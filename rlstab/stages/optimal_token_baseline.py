@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.stats import Mean, Settled
+from rlstab import Mean, Settled, State
 from rlstab.stages.opob_proxy import logit_squares
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

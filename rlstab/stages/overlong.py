@@ -5,9 +5,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Mean, Settled
+from rlstab import Mean, Range, Settled, State
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper

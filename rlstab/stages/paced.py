@@ -4,8 +4,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
+from rlstab import Range, State
 from rlstab.stages.pass_rates import PassRateSelector, expected_rate
 from rlstab.stages.stage import Offer
 

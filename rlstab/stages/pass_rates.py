@@ -11,9 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Grouped, Mean, Settled, Stat
+from rlstab import Grouped, Mean, Range, Settled, Stat, State
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.slots import best_first, filled, pool_of

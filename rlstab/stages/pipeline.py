@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlstab.core.method import State
+from rlstab import State
 from rlstab.core.validate import check_declared
 from rlstab.errors import Conflict
 from rlstab.stages.grpo import GRPO

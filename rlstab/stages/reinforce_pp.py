@@ -7,10 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
-from rlstab.core.stats import Mean, Pool, Settled, Stat
+from rlstab import About, Mean, Pool, Range, Settled, Stat, State
 from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator

@@ -21,8 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlstab.core.method import Method, State
-from rlstab.core.stats import Mean, Settled
+from rlstab import Mean, Settled, State
+from rlstab.core.method import Method
 from rlstab.errors import MethodError
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 

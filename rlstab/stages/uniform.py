@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab.core.method import State
-from rlstab.core.method_settings import Range
+from rlstab import Range, State
 from rlstab.stages.slots import filled, pool_of
 from rlstab.stages.stage import Offer, PromptSelector
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.objective import State
+from rlstab import State
 from rlstab.core.saved_state import dump_state, load_state
-from rlstab.core.stats import Mean
 from rlstab.testing import tolerances
 
 #: Number of values that are moved to compare a gradient with slopes; the loss is computed twice for each.
@@ -22,20 +21,6 @@ MOVED = 24
 
 class BrokenLaw(AssertionError):
     """A method does not obey a law; the text says how."""
-
-
-def same_report(what: str, given: Mapping[str, Mean], other: Mapping[str, Mean], tolerance: float) -> None:
-    """Require that two reports agree; a missing metric is one that counted nothing."""
-    values, other_values = (
-        {name: mean.value for name, mean in report.items() if float(mean.count)} for report in (given, other)
-    )
-    same_state(f"{what}: the report", values, other_values, tolerance)
-
-
-def near(what: str, given: float, other: float, within: float) -> None:
-    """Require that two numbers differ by at most ``within``; NaN differs from everything."""
-    if not abs(given - other) <= within:
-        raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
 
 
 def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:

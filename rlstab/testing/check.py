@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlstab import TokenObjective
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective, no_fit_warnings
+from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
 from rlstab.extras import require
 from rlstab.stages.stage import PromptSelector, Stage

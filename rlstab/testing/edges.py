@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab import TokenObjective
 from rlstab.core.batch import MARKS
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
-from rlstab.core.objective import TokenObjective
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
@@ -139,10 +139,8 @@ def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extre
     Together, the first ``count(edges)`` of them have all edges.
     """
     step = make_step("mixed", RICH, 2, number, extra, extreme=extreme)
-    if extreme:
-        return step
     spread = random.Random(1).sample(edges, len(edges))
-    return sharpened(step, number, spread[number % count(edges) :: count(edges)], every=True)
+    return step if extreme else sharpened(step, number, spread[number % count(edges) :: count(edges)], alike=1.0)
 
 
 #: Lengths of the responses of a rich step.
@@ -156,77 +154,71 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False) -> Step:
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, alike: float = 0.6) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
         step: with continuous random numbers.
         seed: the seed of all choices.
-        edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
-            fall on different sides in another precision, and what is small vanishes there.
-        every: put a token on each edge, as far as there are tokens; otherwise on some edges, or just next to one.
+        edges: to put tokens on, each on one as far as there are tokens with an advantage, and the others just next to
+            one. Without any, ratios stay moderate too: a threshold and its value may fall on different sides in another
+            precision, and what is small vanishes there.
+        alike: the chance that most tokens are copies of a few.
     """
     if not len(step):
         return step
     draw = random.Random(seed)
-    if not every:
-        edges = draw.sample(edges, min(len(edges), 100))
     values, live = ({name: column.tolist() for name, column in side.items()} for side in (step.evidence, step.live))
     columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
     rows: dict[int, list[int]] = {}
     for token, row in enumerate(step.sequence.tolist()):
         rows.setdefault(row, []).append(token)
-    if draw.random() < 0.6 or every:
-        _twins(draw, columns, rows, share=0.9 if every else 0.75)
+    if draw.random() < alike:
+        _make_alike(draw, columns, rows)
     far = 6.9 if edges else 0.9
     for token in range(len(step)):
         if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
             gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
             Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, token)
     for tokens in rows.values():
-        if every:  # the ratio of the first token of each response
-            Edge(*_PAIRS[0], 0.0).put(columns, tokens[0])
-        elif edges and draw.random() < 0.2:
+        if edges and draw.random() < 0.2:
             edge = draw.choice(edges)
             for token in tokens:
                 edge.put(columns, token)
+        else:
+            Edge(*_PAIRS[0], 0.0).put(columns, tokens[0])
     pulling = [token for token in range(len(step)) if values["advantages"][token] != 0]
-    for token, edge in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
-        if every:
-            edge.put(columns, token)
-        elif draw.random() < 0.4:
-            factor = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
-            replace(edge, value=edge.value * factor).put(columns, token)
+    for number, token in enumerate(draw.sample(pulling, len(pulling)) if edges else ()):
+        edge = edges[number % len(edges)]
+        factor = 1.0 if number < len(edges) else 1 + draw.choice([-1e-4, -1e-9, 1e-9, 1e-4])
+        replace(edge, value=edge.value * factor).put(columns, token)
     values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
 
     def back(columns: Columns) -> dict[str, Tensor]:
         return {name: in_domain(name, torch.tensor(column, dtype=torch.float64)) for name, column in columns.items()}
 
-    labels = draw.sample(
-        range(5, 500), int(step.group_ids.max()) + 1
-    )  # the number of a group is not an index into a list
-    group_ids = torch.tensor(labels, dtype=torch.int64)[step.group_ids]
-    return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
+    # the number of a group is not an index into a list
+    labels = torch.tensor(draw.sample(range(5, 500), int(step.group_ids.max()) + 1))
+    return replace(step, evidence=back(values), live=back(live), group_ids=labels[step.group_ids])
 
 
-def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
+def _make_alike(draw: random.Random, columns: Columns, rows: dict[int, list[int]]) -> None:
     """Make most tokens copies of a few, in all compared quantities; some differ by a ten-thousandth."""
     count = len(columns["live"])
-    models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
-    model_values = {name: [column[model] for model in models] for name, column in columns.items()}
-    advantages = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
+    tokens_copied = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
+    models = [{name: column[token] for name, column in columns.items()} for token in tokens_copied]
     for tokens in rows.values():
         if draw.random() < 0.7:
-            advantage = draw.choice(advantages)
+            advantage = draw.choice([-1.0, -0.5, 0.5, 1.0])
             for token in tokens:
                 columns["advantages"][token] = advantage
     for token in range(count):
-        if draw.random() < share:
-            model, also_live, differs = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
-            factor = 1 + 1e-4 * draw.choice([-1, 1]) if differs else 1.0
+        if draw.random() < 0.8:
+            model, also_live = draw.choice(models), draw.random() < 0.5
+            factor = 1 + draw.choice([0.0] * 8 + [-1e-4, 1e-4])
             for name, column in columns.items():
                 if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
-                    column[token] = model_values[name][model] * factor
+                    column[token] = model[name] * factor
 
 
 def _log(number: float) -> float:

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
+from rlstab import TokenObjective
 from rlstab.core.compose import walk
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective
 from rlstab.errors import ProcessError
 from rlstab.testing.watch import Shared
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rlstab import Plan, PolicyOutputs, Settled, State, Threshold, TokenObjective, compose, make_plan, observe, within
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import LocalComm
-from rlstab.core.compose import compose, observe, walk, within
+from rlstab.core.compose import walk
 from rlstab.core.loss import loss_of_part
 from rlstab.core.method import Method, measure_all
 from rlstab.core.metrics import RunningMeans
-from rlstab.core.objective import State, TokenObjective
-from rlstab.core.plan import Plan, make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Settled, Threshold
 from rlstab.errors import OutOfRange
 from rlstab.testing.agreement import (
     BrokenLaw,
@@ -40,7 +37,7 @@ from rlstab.testing.agreement import (
 from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
-from rlstab.testing.run import Parts, RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.run import Outcome, Parts, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, large_step, make_step
 from rlstab.testing.tolerances import REORDERED, SINGLE
 from rlstab.testing.watch import ReadOnly, Shared, Wide
@@ -143,14 +140,15 @@ def law(*sets: list[Law], **options: Any) -> Callable[[Any], Any]:
 DROPPING, WEIGHING = RandomMask(share=0.4, sign="all", seed=3), SignWeights(positive=2.0)
 
 
-def check_finite(outcome: RunOutcome, where: str = "") -> None:
+def check_finite(outcome: Outcome, where: str = "") -> None:
     """Require that an outcome, its metrics and its state are finite numbers.
 
     Raises:
         BrokenLaw: names the first that is not.
     """
     metrics = ((f"the metric '{name}'", mean.value) for name, mean in outcome.report.items() if float(mean.count))
-    for name, value in (*outcome.values, *metrics, *leaves_of(outcome.state)):
+    results = ("the loss", outcome.loss), *outcome.shared.items(), *outcome.results.items()
+    for name, value in (*results, *metrics, *leaves_of(outcome.state)):
         values = torch.as_tensor(value).detach() if isinstance(value, int | float | Tensor) else torch.zeros(0)
         if not bool(values.isfinite().all()):
             raise BrokenLaw(
@@ -170,10 +168,13 @@ def check_reads(method: Method[Any], trial: Trial) -> None:
         try:
             less = run_whole(method, bare, state)
         except Exception as error:  # missing evidence may be None, from which user code may raise anything
-            missing = sorted(item.evidence.keys() - bare.evidence.keys())
-            read = [name for name in missing if not _runs(method, item.without(name), state)]
+            read = item.evidence.keys() - bare.evidence.keys()
+            for name in sorted(read):
+                with suppress(Exception):
+                    run_whole(method, item.without(name), state)
+                    read -= {name}
             raise BrokenLaw(
-                f"it reads what it does not declare. Add {' and '.join(map(repr, read)) or 'it'} to `needs` or "
+                f"it reads what it does not declare. Add {' and '.join(map(repr, sorted(read))) or 'it'} to `needs` or "
                 f"`live_needs`: {type(error).__name__}: {error}"
             ) from error
         _own(less).require_same("without, and with, evidence that it does not declare", _own(outcome), 0.0)
@@ -183,14 +184,6 @@ def _own(outcome: Any) -> Any:
     """The outcome without the metrics that rlstab itself computes from entropies."""
     report = {name: mean for name, mean in outcome.report.items() if not name.startswith("tokens/entropy")}
     return replace(outcome, report=RunningMeans(report))
-
-
-def _runs(method: Method[Any], item: Any, state: State) -> bool:
-    try:
-        run_whole(method, item, state)
-    except Exception:
-        return False
-    return True
 
 
 def unread_in(method: Method[Any], chain: Iterable[Any]) -> set[str]:
@@ -409,7 +402,7 @@ def used(method: TokenObjective, trial: Trial) -> None:
 def ids(method: TokenObjective, trial: Trial) -> None:
     """Ids are only names: small, odd, even and very large ones give the same outcome with the same draws."""
     for description, other in relabellings(trial.first):
-        with same_draws(other.ids, trial.first.ids):
+        with same_draws(other, trial.first):
             trial.whole(method).require_same(f"under {description}", run_whole(method, other), REORDERED)
 
 
@@ -423,13 +416,13 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------------
 
 
-@law(LAWS, large=True)
-def permutation(method: TokenObjective, trial: Trial) -> None:
-    """Tokens and sequences in another order: the same loss, gradients permuted."""
-    moved, order = trial.first.laid_out(trial.seed).shuffled(trial.seed)
-    outcome, other = trial.whole(method), run_whole(method, moved)
-    outcome = replace(outcome, gradients={name: gradient[order] for name, gradient in outcome.gradients.items()})
-    outcome.require_same("in another order of tokens and sequences", other, REORDERED)
+@law(LAWS, STAGE_LAWS, large=True)
+def permutation(method: Method[Any], trial: Trial) -> None:
+    """Tokens and sequences, or responses and groups, in another order: the same, permuted."""
+    for item, state, outcome in trial.run(method):
+        moved, order = item.laid_out(trial.seed).shuffled(trial.seed)
+        permuted = outcome.each(lambda values, order=order: values[order])
+        permuted.require_same("in another order", run_whole(method, moved, state), REORDERED)
 
 
 @law(LAWS)
@@ -439,9 +432,7 @@ def replication(method: TokenObjective, trial: Trial) -> None:
     settled, doubled = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
     if list(_order_statistics(settled)) != list(_order_statistics(doubled)):
         raise NotApplicable("the order statistics of these optimizer steps change if every value occurs twice")
-    double = run_whole(method, double_step)
-    for name, gradient in double.gradients.items():
-        double.gradients[name] = gradient.view(2, -1).sum(0)
+    double = run_whole(method, double_step).each(lambda gradient: gradient.view(2, -1).sum(0))
     trial.whole(method).require_same("with every sequence twice", double, REORDERED)
 
 
@@ -473,7 +464,7 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
         for name, gradient in gradients.items():
             if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
                 raise BrokenLaw(f"the live '{name}' has a gradient outside `plan.live_rows`.")
-        outcomes.append(StepOutcome(out.loss.item(), gradients, report=RunningMeans(out.report)))
+        outcomes.append(Outcome(gradients, {}, out.loss.item(), RunningMeans(out.report)))
     for other in outcomes[1:]:
         outcomes[0].require_same("with other live outputs outside `plan.live_rows`", other, 0.0)
 
@@ -498,8 +489,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
         narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
-        narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
-        narrow.require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
+        narrow.each(Tensor.double).require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
 
 
 @law(LAWS)

@@ -5,43 +5,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab.core import random
-from rlstab.testing.steps import Step
 
-#: Maps from numbers 0, 1, ... to ids: small ones in reverse order; consecutive ones that float32 does not
-#: distinguish; and ones that collide as int32.
+#: Maps from numbers 0, 1, ... to ids: small ones in reverse order, but not those that a stage draws beside ids;
+#: consecutive ones that float32 does not distinguish; and ones that collide as int32.
 _IDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "small ids": lambda number: number.max() - number if number.numel() else number,
+    "small ids": lambda number: 100 + number.numel() - number,
     "ids above 2^24": lambda number: 2**24 + 1 + number,
     "ids above 2^31": lambda number: 2**33 + 5 * (number // 2) + 2**32 * (number % 2),
 }
 
 
-def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
-    """The optimizer step under other ids of sequences and groups, each with a description of the ids."""
-    sequences, groups = (ids.unique(return_inverse=True)[1] for ids in (step.sequence_ids, step.group_ids))
+def relabellings(item: Any) -> Iterator[tuple[str, Any]]:
+    """An optimizer step or a rollout under other ids of sequences and groups, each with a description of the ids."""
+    sequences, groups = (ids.unique(return_inverse=True)[1] for ids in item.ids)
     for description, make in _IDS.items():
         relabelled = make(torch.cat([sequences, groups + len(sequences)]))
-        sequence_ids, group_ids = relabelled[: len(sequences)], relabelled[len(sequences) :]
-        yield description, replace(step, sequence_ids=sequence_ids, group_ids=group_ids)
+        yield description, item.relabelled(*relabelled.tensor_split([len(sequences)]))
 
 
 @contextmanager
-def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
-    """A context in which random numbers by identity are those of the originals, however a method imported them.
+def same_draws(item: Any, original_item: Any) -> Iterator[None]:
+    """A context in which random numbers by identity are those of the original, however a method imported them.
 
     Args:
-        ids: ``(k,)`` int64, those in use.
-        originals: ``(k,)`` int64, whose numbers are drawn.
+        item: an optimizer step or a rollout under other ids, see :func:`relabellings`.
+        original_item: the one under the ids whose numbers are drawn.
     """
-    distinct, index = ids.unique(return_inverse=True)
-    first = torch.empty_like(distinct).index_copy(0, index, originals)
+    distinct, index = torch.cat(item.ids).unique(return_inverse=True)
+    first = torch.empty_like(distinct).index_copy(0, index, torch.cat(original_item.ids))
 
     def original(part: Any) -> Any:
         if not isinstance(part, Tensor) or part.dtype != torch.int64 or not distinct.numel():

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer, Stage
-from rlstab.testing.steps import other_values
+from rlstab.testing.steps import make_step, other_values
 
 #: The rewards of some kinds, from ``(S,)`` numbers of each response, and of its group.
 _REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -76,15 +77,25 @@ class Rollout:
             groups: the numbers of the groups.
             chosen: the prompts that a selector chose.
         """
-        responses = self.responses
-        where = torch.isin(responses.group, torch.tensor(list(groups), dtype=torch.int64))
-        picked = responses.select(where)  # in fresh memory
+        where = self._indices(groups)
+        picked = self.responses.select(where)  # in fresh memory
         width = int(picked.lengths.max()) if len(picked) else 0
         extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
             picked = replace(picked, prompt_ids=chosen[self.slots[where]])
             extra["prompt_features"] = features(picked.prompt_ids)
         return replace(picked, extra=extra)
+
+    def laid(self, groups: Sequence[int], lengths: Tensor, values: Tensor) -> Tensor:
+        """``(S, T)`` float64: values of the responses of some groups, or of their tokens, and 0 for all others."""
+        rows, limit = values.double(), self.responses.limit
+        rows = pad(rows, (0, limit - rows.shape[1])) if rows.ndim == 2 else rows.unsqueeze(-1).expand(-1, limit)
+        rows = torch.where(torch.arange(limit) < lengths.unsqueeze(-1), rows, 0.0)
+        zeros = torch.zeros((len(self.responses), limit), dtype=torch.float64)
+        return zeros.index_copy(0, self._indices(groups), rows)
+
+    def _indices(self, groups: Sequence[int]) -> Tensor:
+        return torch.isin(self.responses.group, torch.tensor(list(groups), dtype=torch.int64)).nonzero().squeeze(-1)
 
     def batch(self, chosen: Tensor | None = None) -> ResponseBatch:
         """All groups, see :meth:`part`."""
@@ -94,28 +105,20 @@ class Rollout:
         """The same rollout: responses have one layout."""
         return self
 
-    def shuffled(self, seed: int) -> Rollout:
-        """The responses in another order, both groups and members."""
+    def shuffled(self, seed: int) -> tuple[Rollout, Tensor]:
+        """The responses in another order, both groups and members, and the ``(S,)`` order."""
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
-        return replace(self, responses=self.responses.select(order), slots=self.slots[order])
+        return replace(self, responses=self.responses.select(order), slots=self.slots[order]), order
 
     @property
-    def ids(self) -> Tensor:
-        """``(2 S,)`` those of responses, then of groups."""
-        return torch.cat([self.responses.sequence_ids, self.responses.group_ids])
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """``(S,)`` those of responses, and those of groups."""
+        return self.responses.sequence_ids, self.responses.group_ids
 
-    def relabelled(self) -> Rollout:
-        """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
-
-        Ids of groups and sequences are even and odd, and so large that they collide as float32 and as int32.
-        """
-        responses = self.responses
-        noise = uniform(3, responses.group_ids).mul(10).long()
-        return self._with(
-            prompt_ids=PROMPTS - 1 - responses.prompt_ids,
-            group_ids=2**40 - 11 * responses.group_ids - noise,
-            sequence_ids=2**45 - 11 * (responses.sequence_ids // 6) - 2**32 * (responses.sequence_ids % 6 // 3),
-        )
+    def relabelled(self, sequence_ids: Tensor, group_ids: Tensor) -> Rollout:
+        """The same responses under other ids, and of prompts in the opposite order."""
+        prompt_ids = PROMPTS - 1 - self.responses.prompt_ids
+        return self._with(prompt_ids=prompt_ids, group_ids=group_ids, sequence_ids=sequence_ids)
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and without evidence that distinguishes them."""
@@ -293,31 +296,20 @@ def _evidence(
     def numbers(*shape: int) -> Tensor:
         return torch.rand(rows, *shape, generator=rng, dtype=torch.float64)
 
-    position = torch.arange(limit).expand(rows, limit)
-    sampled = position < lengths.unsqueeze(-1)
-    logprobs = -8.0 * numbers(limit)
-    tokens: Mapping[str, Tensor] = {
-        "logprobs": logprobs,
-        "old_logprobs": logprobs - 0.1 * numbers(limit),
-        "rollout_logprobs": logprobs - 0.02 * numbers(limit),
-        "ref_logprobs": logprobs - numbers(limit),
-        "max_logprobs": logprobs * numbers(limit),
-        "entropies": 2.5 * numbers(limit),
-        "log_kept_mass": -0.2 * numbers(limit),
-        "sum_p_sq": numbers(limit),
-        "log_support_mass": 0.1 * logprobs,
-        "truncated": (~ended).double().unsqueeze(-1).expand(rows, limit),
-        **{name: numbers(limit) - 0.5 for name in needs if of_tokens(name) and name not in SIGNALS},
-    }
+    signals = [name for name in needs if of_tokens(name) and name not in SIGNALS]
+    step = make_step("mixed", lengths.tolist(), 1, int(torch.randint(2**31, (), generator=rng)), signals)
+    block = step.position * BLOCKS // limit
+    tokens = {**step.evidence, "truncated": (~ended)[step.sequence], "turn": block}
+
+    def laid(values: Tensor, fill: float) -> Tensor:
+        return torch.full((rows, limit), fill).index_put((step.sequence, step.position), values.float())
+
     turns = torch.arange(BLOCKS) <= (lengths.unsqueeze(-1).clamp(min=1) - 1) * BLOCKS // limit
-    drawn = -logprobs[:, :BLOCKS]  # drawn already: what was drawn before turns were known stays what it was
-    blocks = torch.where(position % 5 == 4, -1, position * BLOCKS // limit)
     return {
-        **{name: torch.where(sampled, values, 0.0).float() for name, values in tokens.items()},
-        "block_ids": torch.where(sampled, blocks, -1),
-        "turn": torch.where(sampled, position * BLOCKS // limit, 0).float(),
-        "turn_rewards": torch.where(turns, (3 * torch.frac(drawn)).floor() / 2, 0.0),
-        "turn_states": torch.where(turns, 1 + (2 * torch.frac(10 * drawn)).long(), 0),
+        **{name: laid(values, 0.0) for name, values in tokens.items()},
+        "block_ids": laid(torch.where(step.position % 5 == 4, -1, block), -1.0).long(),
+        "turn_rewards": torch.where(turns, (3 * numbers(BLOCKS)).floor() / 2, 0.0),
+        "turn_states": torch.where(turns, 1 + (2 * numbers(BLOCKS)).long(), 0),
         "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
         "block_outcomes": (numbers(BLOCKS) * 3).long(),
         "squared_gradient": 0.1 + numbers(),

@@ -24,9 +24,9 @@ from rlstab.testing.laws import (
     unread_in,
     untouched,
 )
-from rlstab.testing.relabel import same_draws
+from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.rollouts import Rollout, make_rollout
-from rlstab.testing.run import act, choose, run_parts, run_whole, same_rows
+from rlstab.testing.run import act, choose, run_parts, run_whole
 from rlstab.testing.tolerances import REORDERED
 
 __all__ = ["STAGE_LAWS"]
@@ -58,14 +58,6 @@ def later_rollouts(stage: Stage, trial: Trial) -> None:
 
 
 @law(STAGE_LAWS, large=True)
-def permutation(stage: Stage, trial: Trial) -> None:
-    """Responses and groups in another order give the same."""
-    for rollout, state, outcome in trial.run(stage):
-        other = run_whole(stage, rollout.shuffled(trial.seed), state)
-        outcome.require_same("in another order of the responses", other, REORDERED)
-
-
-@law(STAGE_LAWS, large=True)
 def identity(stage: Stage, trial: Trial) -> None:
     """The result of a response depends on it, its group and settled statistics; ids only name it and its draws."""
     measures = any(getattr(type(stage), name) is not getattr(Method, name) for name in ("measure", "measure_again"))
@@ -74,14 +66,12 @@ def identity(stage: Stage, trial: Trial) -> None:
     for rollout, state, outcome in trial.run(stage):
         for group in () if measures else rollout.units:
             outcome_of_group = run_parts(stage, rollout, [[group]], state)
-            same_rows("without other groups and with them", outcome_of_group.rows, outcome.rows, REORDERED)
-        relabelled = rollout.relabelled()
-        with same_draws(relabelled.ids, rollout.ids):
-            other = run_whole(stage, relabelled, state)
-        ids = (side.responses.sequence_ids.tolist() for side in (rollout, relabelled))
-        names = dict(zip(*ids, strict=True))
-        under = {name: {names[sequence]: row for sequence, row in rows.items()} for name, rows in outcome.rows.items()}
-        same_rows("under other ids", under, other.rows, REORDERED)
+            members = rollout.responses.group == group
+            outcome_of_group.require_results("without other groups and with them", outcome, REORDERED, members)
+        for description, relabelled in relabellings(rollout):
+            with same_draws(relabelled, rollout):
+                other = run_whole(stage, relabelled, state)
+            outcome.require_results(f"under {description}", other, REORDERED)
 
 
 @law(STAGE_LAWS)
@@ -90,10 +80,10 @@ def even_group(stage: Stage, trial: Trial) -> None:
     if not isinstance(stage, AdvantageEstimator):
         raise NotApplicable("it estimates no advantages")
     evened = replace(trial, chain=[rollout.evened() for rollout in trial.chain])
-    for rollout, state, outcome in evened.run(stage):
-        batch = rollout.batch(outcome.chosen)
-        lone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
-        advantages = stage.advantages(batch, outcome.stat, state)[(batch.group % 2 == 0) | lone]
+    for rollout, _, outcome in evened.run(stage):
+        responses = rollout.responses
+        lone = responses.group_sum(torch.ones_like(responses.rewards)) == 1
+        advantages = outcome.results["the advantage"][(responses.group % 2 == 0) | lone]
         if bool((advantages != 0).any()):
             worst = advantages.reshape(-1).abs().max()
             raise BrokenLaw(f"a group whose rewards are all equal has an advantage of {float(worst):.3g}.")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS, TokenBatch
-from rlstab.core.objective import TokenObjective
+from rlstab import TokenBatch, TokenObjective
+from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS
 
 #: The advantages of some kinds.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -71,9 +71,13 @@ class Step:
         return range(len(self.sequence_ids))
 
     @property
-    def ids(self) -> Tensor:
-        """``(2 S,)`` those of sequences, then of groups."""
-        return torch.cat([self.sequence_ids, self.group_ids])
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """``(S,)`` those of sequences, and those of groups."""
+        return self.sequence_ids, self.group_ids
+
+    def relabelled(self, sequence_ids: Tensor, group_ids: Tensor) -> Step:
+        """The optimizer step under other ids."""
+        return replace(self, sequence_ids=sequence_ids, group_ids=group_ids)
 
     def __len__(self) -> int:
         return self.sequence.numel()

@@ -3,10 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
-from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.method_settings import check_order
+from rlstab.core.metadata import IdleSign
 
 
 class AdaptiveEntropy(TokenObjective):
@@ -115,6 +114,7 @@ class AdaptiveEntropy(TokenObjective):
     needs = {"entropies"}
     live_needs = {"entropies"}
     writes = {"penalties"}
+    ascending = (("low", "initial", "high"),)
 
     target_entropy: Annotated[float, Range(ge=0)] = 0.2
     initial: Annotated[float, Range(ge=0)] = 0.0
@@ -122,9 +122,6 @@ class AdaptiveEntropy(TokenObjective):
     low: Annotated[float, Range(ge=0)] = 0.0
     high: Annotated[float, Range(ge=0)] = 0.005
     aggregate: Literal["loss", "token_mean"] = "loss"
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "low", "initial", "high")
 
     def init_state(self) -> State:
         return {"active": False, "coefficient": self.initial, "next_coefficient": self.initial}

@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class AR(TokenObjective):

@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 
 
 class ASPO(TokenObjective):

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.

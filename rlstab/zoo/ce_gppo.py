@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Bounds, Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Bounds, Constants, NoOpAt, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 
 
 class CEGPPO(TokenObjective):

@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Constants, NoOpAt, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 
 
 class CISPO(TokenObjective):
@@ -116,14 +115,10 @@ class CISPO(TokenObjective):
     negative_cap: Annotated[float | None, Range(ge=1)] = None
     negative_floor: Annotated[float | None, Range(ge=0, le=1)] = None
 
-    @property
-    def _punished(self) -> tuple[float | None, float]:
-        """Floor and cap where the advantage is negative."""
-        floor = self.floor if self.negative_floor is None else self.negative_floor
-        return floor, self.cap if self.negative_cap is None else self.negative_cap
-
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        rewarded, punished = (self.floor, self.cap), self._punished
+        floor = self.floor if self.negative_floor is None else self.negative_floor
+        cap = self.cap if self.negative_cap is None else self.negative_cap
+        rewarded, punished = (self.floor, self.cap), (floor, cap)
 
         def capped(ratio: Tensor, constants: Constants) -> Tensor:
             if rewarded == punished:

@@ -7,7 +7,6 @@ from torch import Tensor
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import check_order
 from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers.
@@ -123,6 +122,7 @@ class ClipCov(Covariant, TokenObjective):
 
     name = "clip_cov"
     writes = {"weight"}
+    ascending = (("low", "high"),)
 
     share: Annotated[float, Range(gt=0, le=1)] = 2e-4
     low: Annotated[float, Range()] = 1.0
@@ -130,9 +130,6 @@ class ClipCov(Covariant, TokenObjective):
     clip_low: Annotated[float, Range(ge=0, le=1)] = 1.0
     clip_high: Annotated[float, Range(ge=0)] = 1.0
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "low", "high")
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         count = max(1, int(self.share * float(stat.mean("advantage").count)))

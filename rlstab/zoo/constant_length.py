@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.terms import Totals
 
 

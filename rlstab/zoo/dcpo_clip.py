@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 #: 1 / q is at most e to the power of this, so that it and its products with settings are finite.
 MAX_SURPRISAL = 700.0

@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, NoOpAt, Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class Distill(TokenObjective):

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab import About, Constants, NoOpAt, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Constants, Gate, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 

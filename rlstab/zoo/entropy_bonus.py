@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
-from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, NoOpAt, Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
-from rlstab.core.metadata import About, NoOpAt
 
 
 class EntropyBonus(TokenObjective):

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 
 
 class ESSScale(TokenObjective):

@@ -5,9 +5,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Constants, Gate, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.metadata import About, NoOpAt
 
 
 class FIPO(TokenObjective):

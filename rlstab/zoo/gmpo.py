@@ -5,9 +5,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import About
 from rlstab.zoo.response_ratio import EXPECTS, gradient_of, kept_mean
 
 

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import About
 from rlstab.zoo.response_ratio import EXPECTS, gradient_of, kept_mean
 
 

@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import NOTHING, About, Mean, NoOpAt, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import check_order
 
 #: Distance of a token from the sampler, by the log-ratio.
 _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -190,6 +188,7 @@ class ImportanceCorrection(TokenObjective):
 
     name = "importance_correction"
     needs = {"old_logprobs", "rollout_logprobs"}
+    ascending = (("min_weight", "max_weight"), ("keep_low", "keep_high"))
 
     level: Literal["token", "sequence", "geometric"] = "token"
     min_weight: Annotated[float | None, Range(gt=0)] = None
@@ -201,10 +200,6 @@ class ImportanceCorrection(TokenObjective):
     max_divergence: Annotated[float | None, Range(gt=0)] = None
     normalize: bool = False
     denominator: Literal["all", "kept"] = "all"
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "min_weight", "max_weight")
-        check_order(self, self.name, "keep_low", "keep_high")
 
     @property
     def writes(self) -> frozenset[str]:

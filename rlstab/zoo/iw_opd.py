@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
-from rlstab.zoo.teacher_gap import teacher_gap
+from rlstab import About, Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class IWOPD(TokenObjective):
@@ -89,7 +87,7 @@ class IWOPD(TokenObjective):
     gain: Annotated[float, Range(ge=0)] = 0.5
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        gap = teacher_gap(batch)
+        gap = batch.signal("teacher_logprobs") - batch.old_logprobs
         size = gap.double().abs()
         before, total = batch.running_total(size) - size, batch.spread(batch.sequence_total(size))
         # without any disagreement in the response every gap is 0, whatever its weight is

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, NoOpAt, Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import About, NoOpAt
 from rlstab.kl_estimators import k1, k2, k3
 from rlstab.zoo.anchored import Anchored
 

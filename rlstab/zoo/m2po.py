@@ -4,8 +4,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 
 
 class M2PO(TokenObjective):

@@ -5,9 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.method_settings import check_order
+from rlstab import About, Constants, Gate, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class MASPO(TokenObjective):
@@ -109,6 +107,7 @@ class MASPO(TokenObjective):
     name = "maspo"
     needs = {"old_logprobs"}
     writes = {"gates"}
+    ascending = (("sigma", "max_sigma"), ("min_scale", "max_scale"))
 
     sigma: Annotated[float, Range(gt=0)] = 1.0
     alpha: Annotated[float, Range(ge=0)] = 0.3
@@ -118,10 +117,6 @@ class MASPO(TokenObjective):
     min_scale: Annotated[float, Range(gt=0)] = 0.1
     max_scale: Annotated[float, Range(gt=0)] = 10.0
     cap: Annotated[float | None, Range(ge=1)] = None
-
-    def __post_init__(self) -> None:
-        check_order(self, self.name, "sigma", "max_sigma")
-        check_order(self, self.name, "min_scale", "max_scale")
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         base = (self.sigma * (-self.alpha * batch.old_logprobs).exp()).clamp(self.sigma, self.max_sigma)

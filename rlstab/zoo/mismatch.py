@@ -6,9 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlstab import Mean, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt
 from rlstab.errors import OutOfRange
 from rlstab.kl_estimators import k1, k3
 

@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import teacher_gap
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class OPD(TokenObjective):
@@ -102,6 +100,6 @@ class OPD(TokenObjective):
     alone: bool = False
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        gap = teacher_gap(batch)
+        gap = batch.signal("teacher_logprobs") - batch.old_logprobs
         bonus = self.coefficient * gap
         return Terms(bonus=bonus - batch.advantages if self.alone else bonus, report={"gap": Mean.of(gap)})

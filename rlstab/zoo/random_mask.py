@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
 #: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.

@@ -4,10 +4,8 @@ from typing import Annotated
 
 import torch
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp
-from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class RLSD(TokenObjective):
@@ -106,7 +104,8 @@ class RLSD(TokenObjective):
     punished_only: bool = False
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        agrees = bounded_exp(batch.advantages.sign() * teacher_gap(batch)).clamp(1 - self.clip, 1 + self.clip)
+        gap = batch.signal("teacher_logprobs") - batch.old_logprobs
+        agrees = bounded_exp(batch.advantages.sign() * gap).clamp(1 - self.clip, 1 + self.clip)
         weight = (1 - self.mix) + self.mix * agrees
         if self.punished_only:
             weight = torch.where(batch.advantages < 0, weight, 1.0)

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import below
-from rlstab.core.metadata import About, IdleSign, NoOpAt
+from rlstab.core.metadata import IdleSign
 
 
 class S2TMask(TokenObjective):

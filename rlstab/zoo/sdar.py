@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, NoOpAt, Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class SDAR(TokenObjective):

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.terms import Totals
 
 

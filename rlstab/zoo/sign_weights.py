@@ -4,8 +4,7 @@ from typing import Annotated
 
 import torch
 
-from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class SignWeights(TokenObjective):

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.method_settings import check_order
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import IdleSign
 
 
 class STARE(TokenObjective):
@@ -153,10 +152,10 @@ class STARE(TokenObjective):
     max_boost: Annotated[float, Range(ge=1)] = 1.5
     min_damp: Annotated[float, Range(ge=0, le=1)] = 0.5
 
-    def __post_init__(self) -> None:
-        if self.increment:  # else the bounds are not read
-            check_order(self, self.name, "boost", "max_boost")
-            check_order(self, self.name, "min_damp", "damp")
+    @property
+    def ascending(self) -> tuple[tuple[str, str], ...]:
+        """The bounds are read only where the weights move."""
+        return (("boost", "max_boost"), ("min_damp", "damp")) if self.increment else ()
 
     def init_state(self) -> State:
         return {"gate": True, "boost": self.boost, "damp": self.damp, "next_boost": self.boost, "next_damp": self.damp}

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import torch
 
-from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 
 
 class StreamWeight(TokenObjective):

@@ -1,7 +1,6 @@
 """Support replay: compare policies over the tokens that the sampler kept."""
 
-from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Settled, State, Terms, TokenBatch, TokenObjective
 
 
 class SupportReplay(TokenObjective):

@@ -1,8 +1,7 @@
 """Token mean: every token of the optimizer step weighs the same."""
 
-from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab import About, NoOpAt, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
-from rlstab.core.metadata import About, NoOpAt
 
 
 class TokenMean(TokenObjective):

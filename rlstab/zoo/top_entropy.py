@@ -2,8 +2,8 @@
 
 from typing import Annotated, Literal
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, IdleSign, NoOpAt
+from rlstab import About, Mean, NoOpAt, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.metadata import IdleSign
 from rlstab.zoo.divided_mask import DividedMask
 
 

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.zoo.divided_mask import DividedMask
 
 

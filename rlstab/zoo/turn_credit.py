@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab import About, Grouped, Mean, NoOpAt, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.random import GOLDEN
 
 #: Turn numbers are below it: a float32 holds whole numbers up to 2^24.

@@ -4,8 +4,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab import About, Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.terms import Totals
 
 

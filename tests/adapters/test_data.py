@@ -17,13 +17,14 @@ from rlstab.core.comm import Comm
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
-from rlstab.hosts import REFUSED, refusal
+from rlstab.hosts import adapted
 from rlstab.presets import PRESETS
 from rlstab.testing.run import in_threads
 from rlstab.testing.steps import KINDS, Step, make_step
 from tests.adapters.jobs import ROOT
 from tests.examples import EXAMPLES, random_compositions
 
+HOST = adapted("data")
 STACK = compose(r.ClipHigher(), r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0), r.TokenMean())
 MEANS = [HostMean(over, counts) for over in ("tokens", "sequences", "nothing") for counts in ("mask", "response")]
 CUTS = ([[0, 1, 2, 3, 4, 5]], [[0, 3], [1, 2, 5], [4]])
@@ -97,9 +98,9 @@ def test_everything_that_can_be_said_is_exact(times: int) -> None:
     clip = r.ClipHigher(low=0.1, high=0.1, dual_clip=1.5)
     methods = [method for several in EXAMPLES.values() for method in several]
     methods += [r.within(r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0))]
-    alone = [own if "bounds" in own.writes or refusal(own) else compose(own, clip) for own in methods]
+    alone = [own if "bounds" in own.writes or HOST.refuses(own) else compose(own, clip) for own in methods]
     presets = [preset.objective for preset in PRESETS.values()]
-    said = [own for own in (*alone, *presets, *random_compositions(150, seed=4)) if refusal(own) is None]
+    said = [own for own in (*alone, *presets, *random_compositions(150, seed=4)) if HOST.refuses(own) is None]
     assert len(said) >= 40
     for number, own in enumerate([*said, *said[::-1]][: times * len(said)]):
         step = step_of(KINDS[number % len(KINDS)], seed=number)
@@ -176,8 +177,10 @@ def test_two_ranks_are_one(ranks: list[list[int]]) -> None:
 
 
 def test_every_other_method_is_refused_by_name() -> None:
-    refused = [(own, what) for several in EXAMPLES.values() for own in several if (what := refusal(own)) is not None]
-    assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["unclipped"]}
+    refused = [
+        (own, what) for several in EXAMPLES.values() for own in several if (what := HOST.refuses(own)) is not None
+    ]
+    assert {what for _, what in refused} >= set(HOST.refused.values()) - {HOST.refused["unclipped"]}
     for method, what in refused:
         with pytest.raises(ConfigError, match=re.escape(f"'{method.name}' asks for {what}")):
             DataLevel(compose(method))

@@ -13,8 +13,8 @@ import pytest
 from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenObjective, compose
 from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
+from rlstab.adapters.host_settings import misfits, require_one_correction
 from rlstab.adapters.releases import check_methods, checksum
-from rlstab.adapters.settings import misfits, require_one_correction
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted, kl_settings, trl_settings, verl_settings
@@ -45,7 +45,7 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
             require_one_correction(compose(other, ImportanceCorrection()), "its correction", "off")
 
 
-REPLACED = ("trl", "axolotl", "verl", "skyrl", "tinker")  #: hosts whose loss is replaced
+REPLACED = ("trl", "axolotl", "verl", "skyrl", "tinker", "prime_rl")  #: hosts whose loss is replaced
 STACK = "clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}"
 COSTS = "one more forward pass without gradient per micro-batch, for lp_reg, s2t"
 #: By host and objective: what is said, or of a refusal what its error names.
@@ -62,6 +62,9 @@ SAID = [
     ("skyrl", "clip_higher, s2t", ["SkyRL 0.4.0", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("skyrl", "clip_higher, truncated_mask", "MissingSignal: 'truncated_mask' reads 'truncated'"),
     ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
+    ("prime_rl", "clip_higher, {name: kl, coefficient: 0.01}, token_mean", ["prime-rl 0.8.0", "sees: one response"]),
+    ("prime_rl", "clip_higher, random_mask", "ConfigError: 'random_mask' drops tokens from the divisor"),
+    ("prime_rl", "clip_higher, kl_cov", "ConfigError: 'kl_cov' decides by the whole optimizer step"),
     ("axolotl", STACK, ["axolotl 0.21", "trl.beta", "write rlstab: {head: rlstab}", COSTS]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
     *(

@@ -61,7 +61,7 @@ FLOORS = [
     {"errors", "visible"},
     {"bins", "run_files", "safe_read"},
     {"files", "signs"},
-    {"core", "console", "extras", "hub", "progress"},
+    {"core", "console", "extras", "hub"},
     {"logs"},
     {"kl_estimators", "signals", "stages", "summary"},
     {"zoo"},

@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import rlstab
 from rlstab import S2TMask, available
 from rlstab.core.registry import Registry
 from rlstab.zoo import METHODS
@@ -20,6 +21,15 @@ def test_names_lead_to_classes_that_ship_or_were_registered(registry):
     assert (registry.get("s2t"), registry.get("drop_punished")) == (S2TMask, DropPunished)
     assert registry.names() == ["drop_punished", "s2t"]
     assert "drop_punished" not in available()
+
+
+def test_a_shipped_class_is_imported_by_its_own_name():
+    classes = [METHODS.get(name) for name in available()]
+    assert [getattr(rlstab, cls.__name__) for cls in classes] == classes
+    assert {cls.__name__: cls.__module__ for cls in classes} == METHODS.shipped_classes()
+    assert METHODS.homes("KLCovariance") == ["rlstab.zoo.kl", "rlstab.zoo.kl_cov"]
+    with pytest.raises(AttributeError, match="KLCovariance"):
+        rlstab.KLCovariance  # noqa: B018
 
 
 def test_installed_packages_add_methods_and_replace_none(registry, monkeypatch):

@@ -2,7 +2,8 @@
 
 import torch
 
-from rlstab.testing.rollouts import KINDS, LIMIT, PROMPTS, make_rollout
+from rlstab.testing.relabel import relabellings
+from rlstab.testing.rollouts import KINDS, LIMIT, PROMPTS, Rollout, make_rollout
 
 
 def test_a_rollout_could_be_drawn_in_a_run() -> None:
@@ -33,3 +34,17 @@ def test_a_part_is_whole_groups_as_wide_as_they_need_with_the_prompts_that_were_
     assert [len(rollout.part([])), rollout.part([]).extra["my_signal"].shape] == [0, (0, 0)]
     assert whole.prompt_ids.unique().tolist() == [7, 20]
     assert torch.equal(whole.extra["prompt_features"], rollout.offer.features(whole.prompt_ids))
+
+
+def test_a_rollout_is_the_same_under_other_ids_even_without_responses() -> None:
+    for sizes in ([2, 3, 1], []):
+        rollout = make_rollout("mixed", sizes, 1)
+        for _, other in relabellings(rollout):
+            assert [torch.equal(*groups) for groups in zip(_groups(rollout), _groups(other), strict=True)] == [True] * 2
+            assert not bool(torch.isin(torch.cat(other.ids), torch.cat(rollout.ids)).any())
+
+
+def _groups(rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which responses have one group, and that all ids of responses differ."""
+    sequence_ids, group_ids = rollout.ids
+    return group_ids == group_ids[:, None], sequence_ids == sequence_ids[:, None]

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rlstab.adapters.host_objective import defaults_of
-from rlstab.adapters.settings import check_windows
+from rlstab.adapters.host_settings import check_windows
 from rlstab.adapters.trl.hooks import ObjectiveTrainer
 from rlstab.adapters.trl.release import check_release, ends_of, tokenizer_of
 from rlstab.adapters.trl.responses import (
@@ -110,30 +110,29 @@ class DumpCallback(TrainerCallback):
         if not self._wanted or self._seen is None:
             return
         (logprobs, entropies), self._seen = self._seen, None
-        held = {name for name, column in COLUMNS.items() if inputs.get(column) is not None}
+        needs = {"truncated"} | {name for name, column in COLUMNS.items() if inputs.get(column) is not None}
         evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
         # including the answers of tools, which TRL leaves out of the loss
-        batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, held | {"truncated"}, {}, self.ends)
-        there = inputs["completion_mask"].bool()
+        batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, needs, {}, self.ends)
+        is_token = inputs["completion_mask"].bool()
         tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
-        tensors["mask"] = response_mask(inputs)[there]
+        tensors["mask"] = response_mask(inputs)[is_token]
         corrected = self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction
         if corrected and self.trainer.args.loss_type != "vespo":  # whose kernel has them
-            tensors["weights"] = inputs["importance_sampling_ratio"].expand(there.shape)[there]
+            tensors["weights"] = inputs["importance_sampling_ratio"].expand(is_token.shape)[is_token]
         self._tokens = inputs.get("num_items_in_batch")
-        self._add(tensors, inputs, loss, logprobs, there)
+        self._add(tensors, inputs, loss, logprobs, is_token)
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
         """Keep a micro-batch of the adapter's trainer."""
         step = self.trainer._rlstab_step
         if self._wanted and step is not None and step.plan is not None:
-            did = what_methods_did(step.plan, batch, live)
-            had = {name: inputs[column] for name, column in COLUMNS.items() if inputs.get(column) is not None}
-            had["truncated"] = truncated(inputs, self.ends)[:, None].expand_as(inputs["completion_ids"])
+            columns = {name: inputs[column] for name, column in COLUMNS.items() if inputs.get(column) is not None}
+            columns["truncated"] = truncated(inputs, self.ends)[:, None].expand_as(inputs["completion_ids"])
             if inputs.get("tool_mask") is not None:
-                had["turn"] = turns_of(response_mask(inputs))
-            tensors = tensors_of(batch, live, inputs["completion_ids"], had)
-            self._add(tensors | did, inputs, loss, live.logprobs)
+                columns["turn"] = turns_of(response_mask(inputs))
+            tensors = tensors_of(batch, live, inputs["completion_ids"], columns)
+            self._add(tensors | what_methods_did(step.plan, batch, live), inputs, loss, live.logprobs)
 
     def _add(
         self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Any = ...
@@ -142,8 +141,8 @@ class DumpCallback(TrainerCallback):
         tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1), "rewards": inputs[REWARDS]}
         tensors["versions"] = inputs[SAMPLED].int().repeat_interleave(tensors["lengths"].to(inputs[SAMPLED].device))
         # the backpropagated loss includes the division by accelerate
-        told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
-        self.recorder.add(tensors, told, logprobs, where=where)
+        loss = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
+        self.recorder.add(tensors, loss, logprobs, where=where)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
@@ -154,12 +153,10 @@ class DumpCallback(TrainerCallback):
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if isinstance(trainer, ObjectiveTrainer):
             name, settings = "rlstab", settings_of(trainer._rlstab_chosen, trainer.objective_state)
-        else:
-            name, tokens = f"trl/{args.loss_type}", self._tokens
-            # what decides the loss and the advantages
+        else:  # what decides the loss and the advantages, by the names of GRPOConfig, and TRL's count of tokens
             settings = {key: getattr(args, key, value) for key, value in defaults_of("trl").items() if key != "optim"}
-            settings["num_items_in_batch"] = None if tokens is None else float(tokens)
-            settings["scale_rewards"] = trainer.scale_rewards
+            settings["num_items_in_batch"] = None if self._tokens is None else float(self._tokens)
+            name, settings["scale_rewards"] = f"trl/{args.loss_type}", trainer.scale_rewards
         self.recorder.write(
             name,
             settings,
@@ -181,13 +178,13 @@ class DumpCallback(TrainerCallback):
         )
 
 
-def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:
-    """Call ``told`` with the result and the arguments of a method of a trainer, after each call of it."""
+def _also(trainer: GRPOTrainer, name: str, callback: Callable[..., None]) -> None:
+    """Call back with the result and the arguments of a method of a trainer, after each call of it."""
     inner = getattr(trainer, name)
 
     def outer(*args: Any, **kwargs: Any) -> Any:
         returned = inner(*args, **kwargs)
-        told(returned, *args)
+        callback(returned, *args)
         return returned
 
     setattr(trainer, name, outer)

@@ -18,7 +18,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_objective import deviations_of
 from rlstab.adapters.training import Given
-from rlstab.adapters.trl.forward import forward_for
+from rlstab.adapters.trl.heads import forward_for
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report

@@ -91,20 +91,14 @@ class PlannedLoss:
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])
         out = step.loss(piece, outputs)
-        step.reports.append(self._logged(model_output, data, piece.batch, live, out.report))
+        drift = (piece.batch.old_logprobs - outputs.logprobs.detach()).clamp(-20.0, 20.0)
+        logged = {"ratio/drift": Mean.of(drift)}  # verl logs it too, and the entropy if its engine computed it
+        if "tokens/entropy" not in out.report and "entropy" in model_output:
+            entropies = self.signals(model_output, data, frozenset({"entropies"}))["entropies"]
+            logged["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(piece.batch).index])
+        step.reports.append(logged)
         loss = out.loss * ranks  # verl averages gradients over ranks, and denominators are global
         if self.recorder is not None:
             tensors = batch.tensors(piece.batch, outputs, data[ROW]) | what_methods_did(step.plan, piece, outputs)
             self.recorder.add(tensors, loss, outputs.logprobs)
         return loss
-
-    def _logged(
-        self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
-    ) -> dict[str, Mean]:
-        """Metrics that verl logs too: the drift from the old policy, and the entropy if the engine computed it."""
-        logprobs = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
-        logged = {"ratio/drift": Mean.of((batch.old_logprobs - logprobs).clamp(-20.0, 20.0))}
-        if "tokens/entropy" not in report and "entropy" in model_output:
-            entropies = self.signals(model_output, data, frozenset({"entropies"}))["entropies"]
-            logged["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
-        return logged

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -59,18 +59,14 @@ class _WhenImported(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            _load_then(spec.loader)
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                _put_into(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader only
         return spec
-
-
-def _load_then(loader: Loader) -> None:
-    load = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        load(module)
-        _put_into(module)
-
-    loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader only
 
 
 install()

@@ -28,9 +28,9 @@ from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
+from rlstab.adapters.host_settings import check_verl_settings, require_one_correction
 from rlstab.adapters.metrics import from_ranks
 from rlstab.adapters.releases import check_release
-from rlstab.adapters.settings import check_verl_settings, require_one_correction
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
@@ -81,7 +81,8 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
         self._rlstab_open("verl", chosen)
         self._rlstab_share(torch.device(get_device_id()), group)
         self._rlstab_loss = PlannedLoss(chosen.signal_options.get("min_p"))
-        self._rlstab_ends = _ends(self.model_config)
+        ends = self.model_config.generation_config, self.model_config.hf_config, self.model_config.tokenizer
+        self._rlstab_ends = ids_of_tokens(*(getattr(source, "eos_token_id", None) for source in ends))
         self._rlstab_sampler = _sampler(host.config.rollout)
         self._rlstab_hybrid = bool(host.config.get("hybrid_engine", False))
         self._rlstab_version: int | None = None
@@ -113,9 +114,12 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
 
     def train_batch(self, data: Any) -> Any:
         """Plan one optimizer step from its mini-batch, then run verl's ``train_batch``."""
-        for key, value in self._rlstab_engine_keys().items():
-            if key not in data.keys():
-                tu.assign_non_tensor(data, **{key: value})
+        # settings that verl's `train_batch` passes to the engine, so that evidence uses the same micro-batches
+        names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
+        settings = {name: getattr(self.engine_config, name) for name in names}
+        settings["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
+        missing = {name: value for name, value in settings.items() if name not in data.keys()}
+        tu.assign_non_tensor(data, **missing)
         logged = bool(tu.get(data, key="calculate_entropy", default=False))
         step = self._rlstab_begin(data)
         data[ROW] = torch.arange(len(data))
@@ -136,12 +140,6 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
             tu.assign_non_tensor(output, metrics={**tu.get(output, "metrics"), **metrics})
         return output
-
-    def _rlstab_engine_keys(self) -> dict[str, Any]:
-        """Settings that verl's ``train_batch`` passes to the engine, so that evidence uses the same micro-batches."""
-        names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
-        keys = {name: getattr(self.engine_config, name) for name in names}
-        return {"use_remove_padding": self.model_config.get("use_remove_padding", False), **keys}
 
     def _rlstab_begin(self, data: Any) -> OptimizerStep:
         """Plan the optimizer step, with verl's correction weights for the sampler if it computed any.
@@ -275,9 +273,3 @@ def require_from(config: Any, objective: Composition) -> None:
     host = adapted("verl")
     as_set = replace(host, name="verl with these settings", release="", gives=signals, live=host.live & signals)
     as_set.require(objective)
-
-
-def _ends(model_config: Any) -> set[int]:
-    """Ids of tokens that end a response, from the model and its tokenizer."""
-    sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
-    return ids_of_tokens(*(getattr(source, "eos_token_id", None) for source in sources))

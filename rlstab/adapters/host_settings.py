@@ -106,9 +106,14 @@ def _misfits(
     if derived or not config.use_vllm:
         settings.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
     wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings)
-    for sentence, replacements in (_windows(config), _optimizer(config)):
-        wrong += [sentence] if sentence else []
+    sentence, replacements = _windows(config)
+    if sentence:
+        wrong.append(sentence)
         write |= replacements
+    optimizer = str(getattr(config.optim, "value", config.optim))
+    if any(word in optimizer for word in _STEPS_EARLY):
+        wrong.append(f"optim = {optimizer!r} steps inside the backward pass: none can be refused")
+        write["optim"] = "adamw_torch"
     return wrong, write
 
 
@@ -128,13 +133,6 @@ def _windows(config: Any) -> tuple[str, dict[str, Any]]:
         f"num_iterations={config.num_iterations}",
         {"steps_per_generation": multiple, "generation_batch_size": None},
     )
-
-
-def _optimizer(config: Any) -> tuple[str, dict[str, Any]]:
-    optimizer = str(getattr(config.optim, "value", config.optim))
-    if not any(word in optimizer for word in _STEPS_EARLY):
-        return "", {}
-    return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
 
 
 def check_windows(config: Any) -> None:
