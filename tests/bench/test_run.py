@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import filelock
 import pytest
 from rich.console import Console
 
-from rlstab.bench import progress
+from rlstab.bench import progress, worker
 from rlstab.bench import run as running
 from rlstab.bench.file import load_bench
 from rlstab.bench.plan import dry_run, plan_of
@@ -28,6 +32,7 @@ from rlstab.config import dump_run
 from rlstab.config.document import dump
 from rlstab.errors import ConfigError, ScorerError
 from rlstab.train import checkpoint
+from tests.train.forks import forkserver, print_to
 from tests.train.runs import first_layers, forget_newest
 
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
@@ -93,15 +98,51 @@ def record(out: Path, name: str) -> dict[str, Any]:
     return kept
 
 
-def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def serve(orders: Connection, answers: Connection, log: str, env: dict[str, str]) -> None:
+    """A worker in a fork, which has imported what takes seconds to import."""
+    print_to(Path(log))
+    os.dup2(orders.fileno(), 0)
+    os.dup2(answers.fileno(), 1)
+    orders.close()
+    answers.close()
+    sys.stdin = open(0, closefd=False)  # multiprocessing opened another one
+    os.environ.update(env)
+    worker.main()
+
+
+class Forked:
+    """In place of ``subprocess.Popen`` for workers; what it started, in ``started``."""
+
+    def __init__(self, started: list[Any], command: list[str], *, stderr: Any, env: dict[str, str], **_: Any) -> None:
+        started.append(command)
+        (orders, mine), (theirs, answers) = Pipe(duplex=False), Pipe(duplex=False)
+        self._process = forkserver().Process(target=serve, args=(orders, answers, stderr.name, env))
+        self._process.start()
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(end.fileno()), mode, 0) for end, mode in ((mine, "wb"), (theirs, "rb"))
+        )
+        for end in (orders, mine, theirs, answers):
+            end.close()
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        self._process.join(seconds)
+        return self.poll()
+
+
+def test_a_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    start = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: started.append(args) or start(*args, **options))
+    forked = SimpleNamespace(Popen=partial(Forked, started), TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(running, "subprocess", forked)
     settings = {"bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}, "good": {}}
     bench = load_bench(tiny(tmp_path, {"grpo": ["clip_higher", {"name": "s2t", "quantile": 0.0}]}, settings=settings))
     where = console()
     assert run_bench(bench, workers=1, console=where) == 1
-    assert started.count((running.COMMAND,)) == 1  # of one process, whose imports are done once
+    assert started == [running.COMMAND]  # one process, whose imports are done once
+    monkeypatch.undo()
     good, bad = record(tmp_path, "good/grpo/seed-0"), record(tmp_path, "bad/grpo/seed-0")
     assert (good["status"], good["error"], good["run_hash"]) == ("finished", None, bench.runs[1].hash)
     assert min(good["cpu_seconds"], good["seconds"]) > 0

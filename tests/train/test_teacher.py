@@ -67,7 +67,7 @@ def distilled(**settings: Any) -> list[object]:
 
 def test_distill_brings_the_policy_to_its_teacher(tmp_path: Path) -> None:
     settings = {**TAUGHT, "optimisation__rollouts": 1}
-    for beta in (0.0, 0.5, 1.0):
+    for beta in (0.0, 1.0):
         still, moving = (
             go(small(tmp_path / f"{beta} {lr}", distilled(beta=beta), **settings, optimisation__lr=lr)).records[0]
             for lr in (1e-9, 3e-3)
