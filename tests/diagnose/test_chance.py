@@ -49,7 +49,7 @@ def of_trl() -> Iterator[dict[int, dict[str, float]]]:
 
 
 def test_noise_is_not_told_to_change_anything() -> None:
-    logs = [noise(lines, seed) for lines, seeds in ((40, 28), (200, 28), (2000, 4)) for seed in range(seeds)]
+    logs = [noise(lines, seed) for lines, seeds in ((40, 29), (200, 29), (2000, 2)) for seed in range(seeds)]
     told = [diagnose(Rows(rows).run("noise", "TRL")).first for rows in logs]
     assert len(told) == 60
     assert sum(first is not None for first in told) <= 0.05 * len(told)
