@@ -109,21 +109,31 @@ class TurnCredit(TokenObjective):
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
 
     def measure(self, batch: TokenBatch) -> Stat:
-        turn, index, size = torch.unique(_turns(batch), return_inverse=True, return_counts=True)
-        zeros = torch.zeros(size.shape, dtype=torch.float64, device=size.device)
-        earned = zeros.index_add(0, index, batch.signal("turn_reward").double()) / size
-        keys = _keys(batch.group_ids[turn // SPAN], turn % SPAN)
-        return {"reward": Grouped.of(keys, earned), "square": Grouped.of(keys, earned.square())}
+        return {"reward": Grouped.of(*_earned(batch))}
+
+    def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
+        if not self.normalise:
+            return {}
+        keys, earned = _earned(batch)
+        return {"square": Grouped.of(keys, (earned - stat.grouped("reward").mean(keys)).square())}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         keys, reward = _keys(batch.spread(batch.group_ids), _turns(batch) % SPAN), stat.grouped("reward")
         mean, count = reward.mean(keys), reward.count(keys)
         bonus = self.coefficient * (batch.signal("turn_reward").double() - mean)
         if self.normalise:
-            squares = stat.grouped("square").total(keys) - count * mean.square()
-            bonus = bonus / ((squares.clamp(min=0) / (count - 1).clamp(min=1)).sqrt() + self.epsilon)
+            variance = stat.grouped("square").total(keys) / (count - 1).clamp(min=1)
+            bonus = bonus / (variance.sqrt() + self.epsilon)
         bonus = bonus.to(batch.advantages.dtype)
         return Terms(bonus=bonus, report={"credit": Mean.of(bonus.abs())})
+
+
+def _earned(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """``(m,)`` keys and ``(m,)`` float64 rewards of the turns of all responses, each once."""
+    turn, index, size = torch.unique(_turns(batch), return_inverse=True, return_counts=True)
+    zeros = torch.zeros(size.shape, dtype=torch.float64, device=size.device)
+    earned = zeros.index_add(0, index, batch.signal("turn_reward").double()) / size
+    return _keys(batch.group_ids[turn // SPAN], turn % SPAN), earned
 
 
 def _turns(batch: TokenBatch) -> Tensor:

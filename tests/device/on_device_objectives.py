@@ -77,7 +77,7 @@ def close(seen, expected):
     ids=["gates, exempt tokens", "36 methods"],
 )
 def test_a_step_waits_four_times_and_launches_little(methods, most):
-    """Two rounds of measuring, counts, the turns that `turn_credit` looks for, and the end.
+    """Two rounds of measuring, counts, the turns that `turn_credit` looks for in either round, and the end.
 
     No more launches than today: a larger number needs a reason.
     """
@@ -92,7 +92,7 @@ def test_a_step_waits_four_times_and_launches_little(methods, most):
         loss = step.loss(0, policy).loss
         forward, tally.launches = tally.launches, 0
         loss.backward()
-        assert 1 <= planned == tally.waits.total() <= 3 + any(method.name == "turn_credit" for method in methods)
+        assert 1 <= planned == tally.waits.total() <= 3 + 2 * any(method.name == "turn_credit" for method in methods)
         assert 0 < forward <= most[0]
         assert 0 < tally.launches <= most[1]
         step.finish(loss.detach())
