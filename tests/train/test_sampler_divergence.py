@@ -14,7 +14,18 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train import other_models
 from rlstab.train.sampling import sample
-from tests.train.runs import ALIKE, SHIPPED, SMOOTH, apart, checkpoints, column, go, metrics, moved, small
+from tests.train.runs import (
+    ALIKE,
+    SHIPPED,
+    SMOOTH,
+    apart,
+    column,
+    forget_newest,
+    go,
+    metrics,
+    moved,
+    small,
+)
 
 SAMPLER: dict[str, Any] = {"model__teacher": "sampler"}
 
@@ -71,10 +82,7 @@ def test_a_waiting_rollout_keeps_them_in_a_checkpoint(tmp_path: Path) -> None:
     run = small(tmp_path / "run", trust(), **told)
     go(run)
     whole = metrics(tmp_path / "run")
-    for later in checkpoints(tmp_path / "run")[1:]:
-        for path in sorted(later.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        later.rmdir()
+    forget_newest(tmp_path / "run")
     go(run, resume=True)
     assert metrics(tmp_path / "run") == whole
     assert column(whole, "distill/value")[-1] > 0

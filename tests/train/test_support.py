@@ -13,7 +13,7 @@ from rlstab.models.policy import Sequences
 from rlstab.record import read_dump
 from rlstab.record.step import MOST_KEPT
 from rlstab.record.writer import tensors_of
-from tests.train.runs import checkpoints, column, go, metrics, small
+from tests.train.runs import column, forget_newest, go, metrics, small
 
 REPLAY = ["clip_higher", "support_replay"]
 CUT: dict[str, Any] = {"rollout__top_p": 0.7, "rollout__temperature": 1.5, "optimisation__old_logprobs": "rollout"}
@@ -62,10 +62,7 @@ def test_a_waiting_rollout_keeps_its_support_in_a_checkpoint(tmp_path: Path) -> 
     run = small(tmp_path / "run", REPLAY, optimisation__rollouts=3, **told)
     go(run)
     whole = metrics(tmp_path / "run")
-    for later in checkpoints(tmp_path / "run")[1:]:
-        for path in sorted(later.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        later.rmdir()
+    forget_newest(tmp_path / "run")
     go(run, resume=True)
     assert metrics(tmp_path / "run") == whole
 
