@@ -8,6 +8,7 @@ blocks are reordered, which makes a wave as likely as a move.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ NEIGHBOURS = 5
 CHANCE = 0.002
 #: Random orders. One of them may reach the move.
 ORDERS = 1999
-#: Orders of which the moves are in memory at once.
-CHUNK = 200
+#: Orders of which the moves are in memory at once. The first few are enough for most noise.
+CHUNK, FIRST = 200, 20
 #: A curve is reordered in at most this many blocks, for speed.
 MOST_BLOCKS = 60
 #: Fewer blocks have too few orders: a curve that is shorter than this is judged by a formula instead.
@@ -170,7 +171,7 @@ def _orders(blocks: int) -> NDArray[np.int64]:
 
 
 def _by_order(values: NDArray[np.float64], blocks: int) -> float:
-    """The probability of a move as large, from random orders and that of the run.
+    """The probability of a move as large, from random orders and that of the run; above :data:`CHANCE`, a lower bound.
 
     A level that lasts from the beginning is compared with such levels alone, of which there are fewer, and line by
     line: a run that dies in its first lines has no longer blocks. Two comparisons double the probability.
@@ -182,12 +183,11 @@ def _by_order(values: NDArray[np.float64], blocks: int) -> float:
         means = _means(values, size)
         compared.append((means, chosen, _moves(means, count, chosen).max() * (1 - 1e-9)))
     reached = np.zeros(2, np.int64)
-    for start in range(0, ORDERS, CHUNK):
+    for start, stop in itertools.pairwise((0, FIRST, *range(CHUNK, ORDERS, CHUNK), ORDERS)):
         for index, (means, chosen, move) in enumerate(compared):
-            orders = _orders(len(means))[start : start + CHUNK]
-            reached[index] += (_moves(means[orders], count, chosen).max(axis=1) >= move).sum()
-        if 2 * (1 + reached.min()) / (1 + ORDERS) > CHANCE:  # however many the others add
-            break
+            if 2 * (1 + reached[index]) / (1 + ORDERS) <= CHANCE:  # else it is chance, however many the others add
+                orders = _orders(len(means))[start:stop]
+                reached[index] += (_moves(means[orders], count, chosen).max(axis=1) >= move).sum()
     return min(1.0, 2 * float(1 + reached.min()) / (1 + ORDERS))
 
 

@@ -5,8 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -308,14 +306,6 @@ def test_without_a_dump_it_says_how_to_have_one(capsys: pytest.CaptureFixture[st
     assert main(["look", str(LOGS / "trl_1_16"), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert any("DumpCallback" in note for note in entry["notes"])
-
-
-def test_a_log_without_a_dump_is_looked_at_without_torch(tmp_path: Path) -> None:
-    code = "import sys; from rlstab.cli import main; sys.exit(main(['look', *sys.argv[1:]]) or 'torch' in sys.modules)"
-    page = tmp_path / "look.html"
-    command = [sys.executable, "-c", code, str(LOGS / "truncation.jsonl"), "--out", str(page)]
-    assert subprocess.run(command, check=False).returncode == 0
-    assert "Answers are cut off" in page.read_text()
 
 
 def test_the_terminal_has_at_most_25_lines(
