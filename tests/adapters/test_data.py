@@ -100,7 +100,7 @@ def test_everything_that_can_be_said_is_exact(times: int) -> None:
     methods += [r.within(r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0))]
     alone = [own if "bounds" in own.writes or HOST.refuses(own) else compose(own, clip) for own in methods]
     presets = [preset.objective for preset in PRESETS.values()]
-    said = [own for own in (*alone, *presets, *random_compositions(150, seed=4)) if HOST.refuses(own) is None]
+    said = [own for own in (*alone, *presets, *random_compositions(75 * times, seed=4)) if HOST.refuses(own) is None]
     assert len(said) >= 40
     for number, own in enumerate([*said, *said[::-1]][: times * len(said)]):
         step = step_of(KINDS[number % len(KINDS)], seed=number)
