@@ -199,7 +199,7 @@ def test_what_the_host_has_to_be_set_to() -> None:
     assert DataLevel(PRESETS["justrl"].objective).loss == LossSettings(0.2, 0.28, 10.0, HostMean())
     assert DataLevel(compose(r.EntropyShaping())).loss == LossSettings(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"over = 'rows'"):
-        HostMean("rows")  # type: ignore[arg-type]
+        HostMean("rows")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):
         DataLevel(STACK).step([step_of().batch()])
 

@@ -117,7 +117,7 @@ def test_settings_together_train_as_trl_does(settings: Any, bound: float, tmp_pa
 
 
 def test_every_text_that_trl_compares_is_known() -> None:
-    source = inspect.getsource(inspect.getmodule(GRPOTrainer))  # type: ignore[arg-type]
+    source = inspect.getsource(inspect.getmodule(GRPOTrainer))  # type: ignore[arg-type]  # never None for a class of a file
     for name, values in facts("trl")["values"].items():
         compared = re.findall(rf"self\.{name} (?:==|!=|in) (\[[^]]*\]|\"\w+\")", source)
         assert {text for each in compared for text in re.findall(r"\w+", each)} == set(values) - {True, False}, name
@@ -412,7 +412,7 @@ def test_a_subclass_with_a_batch_and_a_forward_of_its_own(
             return before(self, *args, **kwargs)
 
         patched.__module__ = "trl.patched"
-        patched.__wrapped__ = before  # type: ignore[attr-defined]
+        patched.__wrapped__ = before  # type: ignore[attr-defined]  # as functools.wraps sets it
         monkeypatch.setattr(GRPOTrainer, NAME, patched)
     else:
         setattr(Takes, NAME, named if kind == "named" else noted)

@@ -33,7 +33,7 @@ from rlstab.config.document import dump
 from rlstab.errors import ConfigError, ScorerError
 from rlstab.train import checkpoint
 from tests.train.forks import forkserver, print_to
-from tests.train.runs import first_layers, forget_newest
+from tests.train.runs import first_layers, forget_newest, printed
 
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
 PRETEND = """
@@ -86,11 +86,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 def console(*, terminal: bool = False) -> Console:
     """One that keeps what is printed."""
     return Console(file=io.StringIO(), force_terminal=terminal, width=200)
-
-
-def printed(where: Console) -> str:
-    assert isinstance(where.file, io.StringIO)
-    return where.file.getvalue()
 
 
 def record(out: Path, name: str) -> dict[str, Any]:

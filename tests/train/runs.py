@@ -109,8 +109,14 @@ def file_of(run: RunConfig) -> Path:
 
 
 def quiet() -> Console:
-    """A console that is not a terminal; what it was told is in ``file.getvalue()``."""
+    """A console that is not a terminal; what it was told is :func:`printed`."""
     return Console(file=io.StringIO(), force_terminal=False, width=500)
+
+
+def printed(where: Console) -> str:
+    """What a console such as :func:`quiet` was told."""
+    assert isinstance(where.file, io.StringIO)
+    return where.file.getvalue()
 
 
 class Mute(Console):
