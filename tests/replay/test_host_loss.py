@@ -71,13 +71,14 @@ def test_rounding_is_no_part_of_a_term_that_is_missing() -> None:
     assert "KL term 0 times" in said
 
 
-def test_an_error_that_nobody_knows_is_located() -> None:
+def test_an_error_that_nobody_knows_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [step(1, error="one response")]
     (said,) = judge(steps).findings
     assert "4 of 100 tokens" in said
     assert "2 in response 5." in said
     (said,) = judge(list(map(without_coefficients, steps))).findings
     assert "micro-batch 2 differs most (on rank 0)" in said
+    monkeypatch.setattr("rlstab.look.host_loss.FEW", 0)  # no factors of known errors, most of the time
     (said,) = judge([step(1, error="ratio bfloat16")]).findings
     assert "half precision" in said
 
