@@ -25,7 +25,7 @@ from rlstab.errors import ConfigError, HostError, OutOfRange
 from rlstab.hosts import facts
 from rlstab.visible import in_error
 from tests.adapters.jobs import farthest, largest, model, same_weights
-from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, tokenizer, trainer_of
+from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -36,18 +36,7 @@ SEQUENCE = {"importance_sampling_level": "sequence"}
 
 def trained(kind: Any, folder: Path, *, given: Any = None, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A trainer of this class after its run on fixed responses, and its steps."""
-    trainer = kind(
-        **{
-            "model": model(),
-            "reward_funcs": reward,
-            "args": config(folder, **changes),
-            "train_dataset": prompts(),
-            "eval_dataset": prompts(4),
-            "processing_class": tokenizer(),
-            "rollout_func": sampler(),
-            **(given or {}),
-        }
-    )
+    trainer = trainer_of(folder, kind=kind, extra=given, **changes)
     steps = recorder(trainer)
     trainer.train()
     return trainer, steps
