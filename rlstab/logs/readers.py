@@ -120,8 +120,7 @@ def logged(
     rows = Rows(unit=unit)
     for step, values in steps:
         rows.log(step, values)
-    run = rows.run(str(path), writer, remarks, planned=planned) if rows else None
-    return [run] if run and rows.trained else []
+    return [rows.run(str(path), writer, remarks, planned=planned)] if rows.trained else []
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:

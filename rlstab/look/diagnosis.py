@@ -15,8 +15,8 @@ from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Curves, Sign, signs
-from rlstab.signs.metric import SHORTEST, shift
-from rlstab.signs.reward import EQUAL, FEWEST, SOLVED, died, lost_at_once
+from rlstab.signs.metric import FEWEST, SHORTEST, shift
+from rlstab.signs.reward import EQUAL, SOLVED, died, lost_at_once
 
 #: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
 #: graver one counts, then the first in :data:`CAUSES`, in which signs that explain others precede them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import SHORTEST, Metric, absent, missing, moved, present, shift
-from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
+from rlstab.signs.metric import FEWEST, SHORTEST, Metric, absent, moved, present, shift
+from rlstab.signs.reward import HARD, SOLVED, reward_fall
 from rlstab.signs.sign import Curves, detector
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
@@ -44,7 +44,7 @@ def growing_truncation(curves: Curves, metric: Metric) -> Sign:
     reward = curves["reward/mean"]
     if sign.step is None or (sign.share or 0.0) >= ENDED_KEPT:
         return sign
-    return replace(sign, harm=not len(reward.steps) or (reward.end < SOLVED and stalls(reward, sign.step)))
+    return replace(sign, harm=not len(reward.steps) or (reward.end < SOLVED and reward.stalls(sign.step)))
 
 
 @detector(
@@ -66,7 +66,7 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
         return grown
     text = f"{cut_off:.2f} of the answers are cut off in the first line of the log, {1 - metric.end:.2f} at the end"
     reward = curves["reward/mean"]
-    unearned = len(reward.steps) >= SHORTEST and abs(reward.smooth).max() < HARD and not rises(reward)
+    unearned = len(reward.steps) >= SHORTEST and abs(reward.smooth).max() < HARD and not reward.rises()
     harm = bool(unearned and metric.smooth.max() < ENDED_KEPT and not reward_fall.detect(curves).fired)
     return present(int(metric.steps[0]), text, harm=harm)
 
@@ -84,7 +84,7 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     longer = metric.end / growth.before if growth.before > 0 else 1.0
     score = next((score for score in (curves["eval/mean"], *curves.tasks) if len(score.steps) >= FEWEST), None)
     if score is None:
-        return missing("reward/mean")
+        return Sign("", None, None, "no reward/mean")
     text = f"{metric.end:.4g} tokens at the end, {longer:.2g} x as many as before; {score.name} {score.end:.3g}"
     if longer < LONGER or not growth.is_real:
         return absent(text)
@@ -92,7 +92,7 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     before = score.where(score.steps <= step).values
     start = float(before.mean()) if len(before) else score.start
     little = score.end - start < LAG * (longer - 1) * abs(start)
-    return present(step, text) if little and (stalls(score, step) or not rises(score, after=step)) else absent(text)
+    return present(step, text) if little and (score.stalls(step) or not score.rises(after=step)) else absent(text)
 
 
 @detector(

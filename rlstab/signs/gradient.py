@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlstab.bins import Sign, bin_weights
 from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present, shift
-from rlstab.signs.reward import SOLVED, rises
+from rlstab.signs.reward import SOLVED
 from rlstab.signs.sign import Curves, detector
 
 #: A norm above this multiple of the median so far may be a spike; clipping hides it from the weights, not from here.
@@ -91,7 +91,7 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
         if not metric.values.any():
             if metric.name == "lr" and len(logged) > 1 and logged[0].values.any():
                 continue  # rounded: a console prints 1e-6 as 0.000
-            if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
+            if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not reward.rises():
                 return present(int(metric.steps[0]), f"{metric.name} is 0 throughout", harm=True)
             continue
         positive = metric.where(metric.values > 0)

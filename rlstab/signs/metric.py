@@ -38,6 +38,10 @@ LEAST_BLOCKS = 24
 LINES, SHARE = 3, 0.05
 #: A curve with fewer lines is not judged.
 SHORTEST = 6
+#: Lines below which a slope is in doubt, and standard errors beyond which it is not.
+FEWEST, DOUBT = 5, 2.0
+#: A curve that rises by less than this share of its rate before, beyond doubt, stalls.
+STALLED = 1 / 3
 
 
 @dataclass(eq=False)
@@ -82,6 +86,35 @@ class Metric:
     def where(self, chosen: NDArray[np.bool_]) -> Metric:
         """Some of its lines."""
         return Metric(self.name, self.steps[chosen], self.values[chosen])
+
+    def slope(self, after: float = 0, until: float = np.inf) -> tuple[float, float]:
+        """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
+        part = self.where((self.steps > after) & (self.steps <= until))
+        if len(part.steps) < FEWEST:
+            return 0.0, np.inf
+        centred = part.steps - part.steps.mean()
+        spread = float(centred @ centred)
+        return float(centred @ part.values) / spread, noise(self.values) / math.sqrt(spread)
+
+    def rises(self, after: int = 0) -> bool:
+        """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
+        rise, error = self.slope(after)
+        later = self.values[self.steps > after]
+        return rise > DOUBT * error and rise * (self.steps[-1] - after) > 0.1 * float(np.abs(later).mean())
+
+    def stalls(self, step: int) -> bool:
+        """Whether it rises more slowly after a step than before, beyond doubt, or falls."""
+        before, after = self.slope(until=step), self.slope(after=step)
+        return after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])
+
+
+def noise(values: NDArray[np.float64]) -> float:
+    """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
+
+    Second differences of independent values vary by the square root of 1 + 4 + 1 more than each; 1.4826 makes a
+    deviation of the median of normal ones.
+    """
+    return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,38 +243,32 @@ def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
 # -- judgements --------------------------------------------------------------------------------------------------------
 
 
-def missing(*names: str) -> Sign:
-    """The judgement without any of some metrics."""
-    return Sign("", None, None, f"no {' or '.join(names)}")
-
-
-def unjudged(metric: Metric, lines: int) -> Sign | None:
-    """The judgement of a curve with fewer values than are needed; None if it has enough."""
-    if len(metric.steps) >= lines:
-        return None
-    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
-    return Sign("", None, None, text) if len(metric.steps) else missing(metric.name)
-
-
 def moved(
-    metric: Metric, text: str, level: Callable[[float], float], *, rises: bool = False, harm: bool = False
+    metric: Metric,
+    text: str,
+    level: Callable[[float], float],
+    *,
+    rises: bool = False,
+    bottom: float = 0.0,
+    harm: bool = False,
 ) -> Sign:
     """The judgement whether a curve ends beyond a level, and has got there by more than chance.
 
     Args:
         metric: the curve.
         text: with ``{end}`` and ``{before}``.
-        level: from the level before the move.
+        level: from the level before the move, both counted from the bottom.
         rises: whether to look for a rise.
+        bottom: the value from which the share that remains is counted.
         harm: whether it hurts the run.
     """
     change = shift(metric.values, rises=rises)
-    limit = level(change.before)
+    before = change.before - bottom
+    limit = bottom + level(before)
     text = text.format(end=f"{metric.end:.3g}", before=f"{change.before:.3g}")
     if not (metric.end > limit if rises else metric.end < limit) or not change.is_real:
         return absent(text)
-    share = metric.end / change.before if change.before else None
-    return present(metric.begins(limit, rises), text, share, harm=harm)
+    return present(metric.begins(limit, rises), text, (metric.end - bottom) / before if before > 0 else None, harm=harm)
 
 
 def absent(text: str) -> Sign:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlstab.bins import EMPTY, Run
 from rlstab.bins import Sign as Sign
-from rlstab.signs.metric import SHORTEST, missing, unjudged
+from rlstab.signs.metric import SHORTEST
 from rlstab.signs.metric import Metric as Metric
 
 #: Names of rewards for the format, whatever the task; the other parts of a reward are about the task.
@@ -51,6 +51,14 @@ class Curves:
         return self._read[name]
 
 
+def unjudged(metric: Metric, lines: int) -> Sign | None:
+    """The judgement of a curve with fewer values than are needed; None if it has enough."""
+    if len(metric.steps) >= lines:
+        return None
+    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
+    return Sign("", None, None, text if len(metric.steps) else f"no {metric.name}")
+
+
 @dataclass(frozen=True)
 class Detector:
     """How a sign is found.
@@ -81,7 +89,7 @@ class Detector:
         metrics = (metric for name in self.reads for metric in (curves.parts if name == PARTS else [curves[name]]))
         metric = next((metric for metric in metrics if len(metric.steps)), None)
         if metric is None:
-            return missing(*self.reads)
+            return Sign("", None, None, f"no {' or '.join(self.reads)}")
         sign = unjudged(metric, self.lines) or self.judge(curves, metric)
         return replace(sign, from_start=sign.step == int(metric.steps[0]))
 
