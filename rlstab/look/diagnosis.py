@@ -15,7 +15,7 @@ from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Curves, Sign, signs
-from rlstab.signs.metric import FEWEST, SHORTEST, shift
+from rlstab.signs.metric import FEWEST, SHORTEST, Shift
 from rlstab.signs.reward import EQUAL, SOLVED, died, lost_at_once
 
 #: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
@@ -244,7 +244,7 @@ def reward_in_words(curves: Curves) -> str:
     if collapse := lost_at_once(reward):
         return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
     for direction, verb in ((True, "rose"), (False, "fell")):
-        move = shift(reward.values, rises=direction)
+        move = Shift(reward.values, rises=direction)
         if move.is_real and (reward.end > move.before) is direction:
             return f"the reward {verb} from {move.before:.3g} to {reward.end:.3g}"
     return f"the reward held at {float(reward.values.mean()):.3g}"

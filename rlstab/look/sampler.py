@@ -208,8 +208,7 @@ def _not_comparable(header: Header) -> str:
 
 
 def _sampled(step: Step) -> Tensor:
-    assert step.batch.rollout_logprobs is not None
-    return step.batch.rollout_logprobs.double()
+    return step.tensors["rollout_logprobs"][step.mask].double()
 
 
 def log_weights(step: Step) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import FEWEST, SHORTEST, Metric, absent, moved, present, shift
+from rlstab.signs.metric import FEWEST, SHORTEST, Metric, Shift, absent, moved, present
 from rlstab.signs.reward import HARD, SOLVED, reward_fall
 from rlstab.signs.sign import Curves, detector
 
@@ -80,7 +80,7 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
 )
 def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     """Longer answers are sound if they are right more often."""
-    growth = shift(metric.values, rises=True)
+    growth = Shift(metric.values, rises=True)
     longer = metric.end / growth.before if growth.before > 0 else 1.0
     score = next((score for score in (curves["eval/mean"], *curves.tasks) if len(score.steps) >= FEWEST), None)
     if score is None:

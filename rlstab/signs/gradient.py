@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import Sign, bin_weights
-from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present, shift
+from rlstab.signs.metric import SHORTEST, Metric, Shift, absent, moved, present
 from rlstab.signs.reward import SOLVED
 from rlstab.signs.sign import Curves, detector
 
@@ -96,12 +96,12 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
             continue
         positive = metric.where(metric.values > 0)
         ends = metric.where(metric.steps > positive.steps[-1])
-        vanished = shift((metric.values > 0).astype(np.float64), rises=False)
+        vanished = Shift((metric.values > 0).astype(np.float64), rises=False)
         if len(ends.steps) >= SHORTEST and vanished.after == 0 and vanished.is_real:
             return present(int(ends.steps[0]), f"{metric.name} is 0 from there on")
         if metric.name == "lr" or len(positive.steps) < SHORTEST:
             continue
-        fall = shift(np.log(positive.values), rises=False)
+        fall = Shift(np.log(positive.values), rises=False)
         level = NO_GRADIENT * np.exp(fall.before)
         if positive.end < level and fall.is_real and not (len(reward.steps) and reward.end >= SOLVED):
             text = (

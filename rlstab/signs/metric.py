@@ -117,57 +117,41 @@ def noise(values: NDArray[np.float64]) -> float:
     return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Shift:
-    """The largest move of a curve in one direction.
+    """The largest move of a curve in one direction, to a level that lasts until the end.
 
     Attributes:
-        values: those of the curve, negated where a fall is looked for.
-        before: the level before it, a mean.
-        after: the level from there to the end.
+        values: ``(n,)`` finite, at least :data:`SHORTEST` of them.
+        rises: whether a rise is looked for, or a fall.
+        before, after: the levels before it, a mean, and from there to the end.
     """
 
     values: NDArray[np.float64]
-    before: float
-    after: float
+    rises: bool
 
-    @property
-    def is_real(self) -> bool:
-        """Whether it is more than chance."""
-        return self.chance <= CHANCE
+    def __post_init__(self) -> None:
+        self.signed = self.values if self.rises else -self.values
+        count = len(self.values)
+        blocks = _means(self.signed, min(count, MOST_BLOCKS))
+        self.moves = _moves(blocks, count)
+        best = int(self.moves.argmax())
+        start, middle = (int(edge[best]) for edge in _cuts(len(blocks), count)[:2])
+        self.parts = blocks[:start], blocks[start:middle], blocks[middle:]
+        self.before, self.after = ((1 if self.rises else -1) * float(part.mean()) for part in self.parts[1:])
 
     @cached_property
-    def chance(self) -> float:
-        """The probability of a move so large in another order of the same values."""
-        count = len(self.values)
-        blocks = _means(self.values, min(count, MOST_BLOCKS))
-        moves = _moves(blocks, count)
-        best = int(moves.argmax())
-        if moves[best] <= 0:
-            return 1.0
-        start, middle = (int(edge[best]) for edge in _cuts(len(blocks), count)[:2])
-        parts = (blocks[:start], blocks[start:middle], blocks[middle:])
-        deviation, correlation = _noise(np.concatenate([part - part.mean() for part in parts if len(part)]))
-        sound = deviation > 1e-9 * moves[best] and correlation > 2 / math.sqrt(len(blocks))  # not rounding, nor chance
+    def is_real(self) -> bool:
+        """Whether a move so large is improbable in another order of the same values."""
+        count, blocks, largest = len(self.values), sum(map(len, self.parts)), float(self.moves.max())
+        if largest <= 0:
+            return False
+        deviation, correlation = _noise(np.concatenate([part - part.mean() for part in self.parts if len(part)]))
+        sound = deviation > 1e-9 * largest and correlation > 2 / math.sqrt(blocks)  # not rounding, nor chance
         longer = (1 + correlation) / (1 - correlation) if sound else 1.0  # blocks that count as one
         if count < LEAST_BLOCKS:
-            return _by_formula(float(moves[best]), count, len(moves), deviation * math.sqrt(longer))
-        return _by_order(self.values, max(LEAST_BLOCKS, int(len(blocks) / longer)))
-
-
-def shift(values: NDArray[np.float64], *, rises: bool) -> Shift:
-    """The largest rise, or fall, to a level that lasts until the end.
-
-    Args:
-        values: (n,) finite, at least :data:`SHORTEST` of them.
-        rises: whether to look for a rise.
-    """
-    signed = values if rises else -values
-    blocks = _means(signed, min(len(values), MOST_BLOCKS))
-    best = int(_moves(blocks, len(values)).argmax())
-    start, middle = (int(edge[best]) for edge in _cuts(len(blocks), len(values))[:2])
-    before, after = float(blocks[start:middle].mean()), float(blocks[middle:].mean())
-    return Shift(signed, before, after) if rises else Shift(signed, -before, -after)
+            return _by_formula(largest, count, len(self.moves), deviation * math.sqrt(longer)) <= CHANCE
+        return _by_order(self.signed, max(LEAST_BLOCKS, int(blocks / longer))) <= CHANCE
 
 
 def _means(values: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
@@ -262,7 +246,7 @@ def moved(
         bottom: the value from which the share that remains is counted.
         harm: whether it hurts the run.
     """
-    change = shift(metric.values, rises=rises)
+    change = Shift(metric.values, rises)
     before = change.before - bottom
     limit = bottom + level(before)
     text = text.format(end=f"{metric.end:.3g}", before=f"{change.before:.3g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import DOUBT, FEW, FEWEST, SHORTEST, Metric, absent, moved, noise, present, shift
+from rlstab.signs.metric import DOUBT, FEW, FEWEST, SHORTEST, Metric, Shift, absent, moved, noise, present
 from rlstab.signs.sign import FORMS, PARTS, Curves, detector, unjudged
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
@@ -176,7 +176,7 @@ def components(curves: Curves, metric: Metric) -> Sign:
 
 def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
     """The step at which a task's reward is given up for another one, and whether it is lost; None if it is not."""
-    fall = shift(task.values, rises=False)
+    fall = Shift(task.values, rises=False)
     level = KEPT * fall.before
     if fall.before > 0 and task.end < level and fall.is_real:
         step = task.begins(level, rises=False)
@@ -238,7 +238,7 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     low = np.abs(reward.smooth).max() < HARD
     if share > EQUAL and low and not (reward.rises() and reward.end > HARD / 5):
         return present(int(metric.steps[0]), f"{text}: too hard", harm=True)
-    growth = shift(metric.values, rises=True)
+    growth = Shift(metric.values, rises=True)
     grown = counted and metric.end > EQUAL and metric.end > growth.before + EQUAL_GROWTH
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
