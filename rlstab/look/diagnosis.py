@@ -53,7 +53,7 @@ class First:
 
     Attributes:
         cause: a value of :data:`CAUSES`.
-        sign: that indicates it.
+        sign: the sign that indicates the cause.
         harm: the first sign that the run was hurt, which may be that sign.
     """
 

@@ -43,7 +43,7 @@ class MapCell:
 
     Attributes:
         score: or the reason why there is none.
-        outcomes: by dose and seed.
+        outcomes: the outcome of each run, by dose and seed.
         prediction: written before the runs.
         base: whether the others are compared with it.
         acted: the number of runs that end differently from the base's run of the same dose and seed, and the number of
@@ -64,7 +64,7 @@ class Map:
     Attributes:
         columns: probes and policies.
         rows: names, with their titles.
-        cells: by row and index of the column.
+        cells: the cells, by row and index of the column.
         starts: outcome of the policy before training, by index of the column.
         remarks: what is missing, and why.
     """

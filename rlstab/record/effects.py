@@ -56,7 +56,7 @@ class Trace:
     Attributes:
         ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob, see
             :func:`trace`.
-        methods: by the prefix of their metrics.
+        methods: what each method did, by the prefix of its metrics.
     """
 
     ratio: Tensor

@@ -72,7 +72,7 @@ class HostLoss(BaseModel):
         name: the trainer and its loss, such as ``trl/dapo`` or ``verl/vanilla``; ``rlstab`` is an objective.
         settings: what decides the loss, by the names that the trainer has for them (``hosts.yaml``); of ``rlstab``,
             ``objective`` and the ``state`` before the step.
-        values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
+        values: the number that each micro-batch of this rank backpropagated; None where it was not finite.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -122,9 +122,9 @@ class Step:
     """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        header: that of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
-        tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
-        ranks: by micro-batch, the rank that it was on.
+        header: the header of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
+        tensors: the tensors by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
+        ranks: the rank that each micro-batch was on.
         code: files that the user named, whose user-defined methods may be loaded.
     """
 

@@ -70,8 +70,8 @@ class _Benches:
     """What the files of benches say.
 
     Attributes:
-        planned: by bench, the number of missing runs, and the number that its file names.
-        order: by bench and setting, the position of the setting in the file.
+        planned: the number of missing runs, and the number that the file names, by bench.
+        order: the position of a setting in the file of its bench, by bench and setting.
     """
 
     planned: dict[str, tuple[int, int]] = field(default_factory=dict)

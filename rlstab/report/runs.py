@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, rounded
+from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, evaluated, rounded
 from rlstab.config.user_code import portable
 
 #: Between the names of several parts.
@@ -100,11 +100,11 @@ class Loaded:
     """Everything that was read.
 
     Attributes:
-        runs: by bench, setting, method, seed.
+        runs: the usable runs, sorted by bench, setting, method and seed.
         left_out: what could not be used.
         notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
         not_begun: runs that the benches name and that have no folder yet.
-        order: by bench and setting, the position of the setting in the file of the bench.
+        order: the position of a setting in the file of its bench, by bench and setting.
     """
 
     runs: list[RunRecord]
@@ -161,10 +161,7 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def curve(run: RunRecord, metric: str) -> Curve:
     """A metric in bins of rollouts, or as evaluated."""
-    if not metric.startswith("eval/"):
-        return binned(run, metric)
-    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
-    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
+    return evaluated(run, metric) if metric.startswith("eval/") else binned(run, metric)
 
 
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:

@@ -64,9 +64,9 @@ class Sweep:
         key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; for ``rollout.precision``, values
             are the coarseness of the weights.
         values: ascending.
-        points: by method and value.
-        highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
-        unclear: by method the value above these that cannot be judged; methods unstable there are left out.
+        points: one for each method and value.
+        highest: the highest value at which a method is stable and at every lower one too, or None; by method.
+        unclear: the value above these that cannot be judged, by method; methods unstable there are left out.
     """
 
     bench: str

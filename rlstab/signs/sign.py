@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlstab.bins import EMPTY, Run
+from rlstab.bins import EMPTY, Run, evaluated
 from rlstab.bins import Sign as Sign
 from rlstab.signs.metric import SHORTEST
 from rlstab.signs.metric import Metric as Metric
@@ -27,7 +27,7 @@ class Curves:
     """The metrics of a run, each read once.
 
     Attributes:
-        run: that they are of.
+        run: the run that the metrics are of.
         parts: several rewards, by name.
         tasks: the rewards for the task; the whole reward if none is separate.
     """
@@ -43,11 +43,9 @@ class Curves:
         if name not in self._read:
             steps, values = self.run.metrics.get(name, EMPTY)
             if name.startswith("eval/") and not len(steps):
-                records = [record for record in self.run.evaluations if record["rollout"] and name in record]
-                steps = np.array([record["rollout"] for record in records], np.int64)
-                values = np.array([record[name] for record in records], np.float64)
-            finite = np.isfinite(values)
-            self._read[name] = Metric(name, steps[finite], values[finite])
+                steps, values = evaluated(self.run, name)
+            used = np.isfinite(values) & (steps > 0)
+            self._read[name] = Metric(name, steps[used], values[used])
         return self._read[name]
 
 
