@@ -28,7 +28,6 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, 
 @detector(
     "truncation",
     _GROWS,
-    "whether more answers are cut off",
     "response/ended",
     by_itself=False,
     counted=True,
@@ -50,7 +49,6 @@ def growing_truncation(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "truncation",
     f"{_GROWS}; or more than {CUT_OFF} of them cut off in the first line",
-    "whether answers are cut off",
     "response/ended",
     lines=1,
 )
@@ -75,7 +73,6 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
     "length without gain",
     f"responses more than {LONGER:g} x as long as before until the end, and since they grow the held-out score stalls "
     "or gains little; without one, the reward for the task",
-    "whether longer responses are better",
     "response/length",
 )
 def length_without_gain(curves: Curves, metric: Metric) -> Sign:
@@ -98,7 +95,6 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "repetition",
     f"{REPEATED} more of the responses repeat themselves than before, until the end",
-    "whether responses repeat themselves",
     "response/repetition",
 )
 def repetition(curves: Curves, metric: Metric) -> Sign:

@@ -23,7 +23,6 @@ KL = 1.0
 @detector(
     "entropy floor",
     f"token entropy below {FLOOR} x its level before, or below {LEAST} nats, until the end",
-    "whether entropy collapses",
     "tokens/entropy",
     counted=True,
 )
@@ -40,7 +39,6 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "entropy blow-up",
     f"token entropy above {CEILING} x its level before, until the end",
-    "whether entropy blows up",
     "tokens/entropy",
     counted=True,
 )
@@ -53,7 +51,6 @@ def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "drift from the reference",
     f"more than {KL:g} nat per token between policy and reference, until the end",
-    "how far the policy is from its reference",
     "kl/value",
 )
 def kl_drift(curves: Curves, metric: Metric) -> Sign:

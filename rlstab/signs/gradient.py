@@ -29,7 +29,6 @@ CLIPPED, CLIPPED_GROWTH = 0.1, 1.5
 @detector(
     "NaN or Inf",
     "an optimizer step refused for NaN or Inf, or a loss, a reward or a gradient norm that is not finite",
-    "whether gradients are finite",
     "optimizer_steps/refused",
     "gradient/norm",
     lines=0,
@@ -49,7 +48,6 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
     "gradient spikes",
     f"{SPIKES} gradient norms above {SPIKE:g} x the median so far, and {DEVIATIONS:g} deviations above it by their "
     "logarithm",
-    "whether single updates are out of proportion",
     "gradient/norm",
     counted=True,
 )
@@ -77,7 +75,6 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     "no gradient",
     f"the norm, or the spread of advantages, below {NO_GRADIENT} x its level before until the end, or a learning rate "
     f"of 0; or no gradient from the start, at a reward below {SOLVED} that does not rise",
-    "whether anything is trained",
     "gradient/norm",
     "advantage/std",
     "lr",
@@ -114,7 +111,6 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "more tokens beyond the trust region",
     f"{CLIPPED} more of the tokens clipped than before, {CLIPPED_GROWTH:g} x as many, until the end",
-    "how far the policy leaves the data",
     "ratio/clipped",
 )
 def clipped(curves: Curves, metric: Metric) -> Sign:

@@ -150,7 +150,9 @@ class Shift:
         sound = deviation > 1e-9 * largest and correlation > 2 / math.sqrt(blocks)  # not rounding, nor chance
         longer = (1 + correlation) / (1 - correlation) if sound else 1.0  # blocks that count as one
         if count < LEAST_BLOCKS:
-            return _by_formula(largest, count, len(self.moves), deviation * math.sqrt(longer)) <= CHANCE
+            # a bound on the probability at any of the cuts, for normal noise around three fitted levels
+            error = max(deviation * math.sqrt(longer * count / (count - 3)), 1e-12 * largest)
+            return len(self.moves) * math.erfc(largest / error / math.sqrt(2)) / 2 <= CHANCE
         return _by_order(self.signed, max(LEAST_BLOCKS, int(blocks / longer))) <= CHANCE
 
 
@@ -206,12 +208,6 @@ def _by_order(values: NDArray[np.float64], blocks: int) -> float:
         if 2 * (1 + reached.min()) / (1 + ORDERS) > CHANCE:  # however many the others add
             break
     return min(1.0, 2 * float(1 + reached.min()) / (1 + ORDERS))
-
-
-def _by_formula(move: float, blocks: int, cuts: int, deviation: float) -> float:
-    """A bound on the probability of a move at any of some cuts, for normal noise around three fitted levels."""
-    deviation = max(deviation * math.sqrt(blocks / (blocks - 3)), 1e-12 * move)
-    return min(1.0, cuts * math.erfc(move / deviation / math.sqrt(2)) / 2)
 
 
 def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:

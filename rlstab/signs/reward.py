@@ -43,7 +43,6 @@ SHAPE = 20
     "reward fall",
     f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order; "
     "or, after one or two lines, by more than the range of all later values",
-    "whether the reward falls",
     "reward/mean",
     lines=FEW,
     counted=True,
@@ -100,7 +99,6 @@ def lost_at_once(metric: Metric) -> tuple[int, float] | None:
 @detector(
     "ends below start",
     "training reward over the last tenth below that of the policy at the start",
-    "whether the run has improved",
     *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
     by_itself=False,
     counted=True,
@@ -118,7 +116,6 @@ def below_start(curves: Curves, metric: Metric) -> Sign:
     "held-out score leaves the training reward",
     f"the held-out score falls below {HELD_OUT_KEPT} x its level before while the training reward holds, or does not "
     "rise while the training reward does",
-    "whether what is learnt holds on other prompts",
     "eval/mean",
     lines=FEWEST,
 )
@@ -150,7 +147,6 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
     "rewards that part",
     f"a reward for the task falls below {PART_KEPT} x its level before while that for the format holds; or it falls or "
     f"stalls while another rises; or all of them are below {UNTAUGHT} while that for the format is above {SOLVED}",
-    "which of several rewards is earned",
     PARTS,
     lines=SHAPE,
 )
@@ -197,7 +193,6 @@ def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
 @detector(
     "zero-variance groups",
     f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, more than half of them not solved",
-    "whether groups have a gradient at all",
     "reward/zero_std_groups",
     lines=FEWEST,
     counted=True,
@@ -218,7 +213,6 @@ def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
     "prompts too easy or too hard",
     f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or "
     f"at the end, {EQUAL_GROWTH} more of them than before, and the reward does not rise",
-    "whether the prompts suit the policy",
     "reward/zero_std_groups",
     "reward/std",
     "reward/mean",
@@ -252,7 +246,6 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     "plateau",
     f"the reward rose and, beyond doubt, rises by less than {PLATEAU:g} x that in the last half, below {SOLVED}; the "
     "held-out score does not rise either",
-    "whether the reward still rises",
     "reward/mean",
     lines=2 * SHAPE,
 )

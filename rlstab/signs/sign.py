@@ -65,7 +65,6 @@ class Detector:
         name: the function that judges.
         title: what the sign is called.
         definition: when it is present.
-        unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
         lines: number of values that the metric needs.
         judge: the judgement from the curves of a run and that metric.
@@ -74,7 +73,6 @@ class Detector:
     name: str
     title: str
     definition: str
-    unseen: str
     reads: tuple[str, ...]
     lines: int
     judge: Callable[[Curves, Metric], Sign]
@@ -101,7 +99,6 @@ COUNTED: dict[str, Detector] = {}
 def detector(
     title: str,
     definition: str,
-    unseen: str,
     *reads: str,
     lines: int = SHORTEST,
     by_itself: bool = True,
@@ -113,7 +110,7 @@ def detector(
     """
 
     def register(judge: Callable[[Curves, Metric], Sign]) -> Detector:
-        registered = Detector(judge.__name__, title, definition, unseen, reads, lines, judge)
+        registered = Detector(judge.__name__, title, definition, reads, lines, judge)
         if counted:
             COUNTED[judge.__name__.removeprefix("growing_")] = registered
         if by_itself:
