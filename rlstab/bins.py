@@ -145,9 +145,6 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     if not len(values):
         return EMPTY
     bins = (rollouts - 1) // WIDTH
-    if (bins[1:] < bins[:-1]).any():
-        order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
-        bins, values = bins[order], values[order]
     starts = np.concatenate(([0], np.flatnonzero(bins[1:] != bins[:-1]) + 1))
     ends = np.minimum((bins[starts] + 1) * WIDTH, last)
     counts = np.concatenate((starts[1:], [len(bins)])) - starts

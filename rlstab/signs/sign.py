@@ -42,7 +42,7 @@ class Curves:
     def __getitem__(self, name: str) -> Metric:
         if name not in self._read:
             steps, values = self.run.metrics.get(name, EMPTY)
-            if name.startswith("eval/") and not len(steps):
+            if self.run.evaluations and not len(steps):
                 steps, values = evaluated(self.run, name)
             used = np.isfinite(values) & (steps > 0)
             self._read[name] = Metric(name, steps[used], values[used])
