@@ -74,11 +74,9 @@ def key(comparison: Mapping[str, Any]) -> str:
 def _evidence(comparisons: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Figure]]]:
     """The methods in some comparisons, each with its figures in the order of the outcomes."""
     for comparison in comparisons:
-        results = {(figure.method, figure.outcome): figure for figure in figures().get(key(comparison), ())}
+        results = {(figure.method, figure.outcome): figure for figure in figures()[key(comparison)]}
         for method in comparison["methods"]:
-            chosen = [results[method, outcome] for outcome in comparison["outcomes"] if (method, outcome) in results]
-            if chosen:
-                yield method, chosen
+            yield method, [results[method, outcome] for outcome in comparison["outcomes"]]
 
 
 @dataclass(frozen=True)
