@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -142,7 +141,10 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path of a resolved run; None if there is none."""
-    return reduce(lambda value, key: value.get(key) if isinstance(value, Mapping) else None, path.split("."), config)
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
