@@ -177,7 +177,12 @@ def draw_map(
     cells: dict[tuple[str, int], MapCell] = {}
     starts: dict[int, float] = {}
     for index, column in enumerate(columns):
-        by_row = _outcomes([record for record in results if record.probe == column.probe.name], column.policy)
+        by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for record in results:
+            if record.probe == column.probe.name:  # a sampler that is the trainer's policy has the trainer's outcome
+                sampler = record.trainer if record.sampler is None else record.sampler
+                outcome = sampler if column.policy == "sampler" else record.trainer
+                by_row[record.row][float(record.dose)][record.seed] = outcome
         before = [value for seeds in by_row[START].values() for value in seeds.values()]
         starts[index] = before[0] if before else math.nan
         for row in names:
@@ -195,15 +200,6 @@ def draw_map(
     bases = {column.title: cells["base", index].score for index, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
-
-
-def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
-    """Outcomes by row, dose and seed; a sampler that is the trainer's policy has the trainer's outcome."""
-    by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
-        sampler = record.trainer if record.sampler is None else record.sampler
-        by_row[record.row][float(record.dose)][record.seed] = sampler if policy == "sampler" else record.trainer
-    return by_row
 
 
 def told(relative: float, limit: float) -> str:

@@ -19,7 +19,7 @@ from rlstab.console import Terminal, say
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
 from rlstab.files import from_home, is_dir, is_foreign, replace_file
-from rlstab.probe.map import Map, draw_map
+from rlstab.probe.map import draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, as_lines, identity, made, recorded
 from rlstab.probe.rows import Row, rows
@@ -121,7 +121,12 @@ def run_probes(
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
-    _say(stdout, drawn, out)
+    for line in drawn.sentences:
+        say(stdout, line)
+    for remark in drawn.remarks:
+        say(stdout, f"note: {remark}", "yellow")
+    say(stdout, f"folder: {out} ({', '.join(_FILES)})", copied=True)
+    say(stdout, f"next: open {out / 'map.html'} in a browser", copied=True)
     return STOPPED if code == STOPPED else int(bool(failures))  # a lost policy is an outcome
 
 
@@ -175,12 +180,3 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
     first, unique = f"{probe.name}-{doses[0]}", {run.name: run for run in loaded}
     runs = [run for run in unique.values() if run.method != START or (run.setting, run.seed) == (first, seeds[0])]
     return sorted(runs, key=lambda run: seeds.index(run.seed))
-
-
-def _say(console: Console, drawn: Map, out: Path) -> None:
-    for line in drawn.sentences:
-        say(console, line)
-    for remark in drawn.remarks:
-        say(console, f"note: {remark}", "yellow")
-    say(console, f"folder: {out} ({', '.join(_FILES)})", copied=True)
-    say(console, f"next: open {out / 'map.html'} in a browser", copied=True)

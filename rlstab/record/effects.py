@@ -255,14 +255,6 @@ def _stand_in(columns: Sequence[str]) -> TokenObjective:
     return Recorded()
 
 
-def token_ratio(step: Step) -> Tensor:
-    """``(n,)`` the ratio of each single token; NaN where the trainer did not compute the live log-prob."""
-    live = step.live.constant()
-    live = live if live.log_support_mass is None else live.over_support()
-    ratio = bounded_exp(token_log_ratio(live, live, step.batch))
-    return torch.where(_computed(live, step.batch), ratio, torch.nan)
-
-
 def recorded(step: Step) -> Trace:
     """The trace in the tensors of a step; without methods if none was recorded."""
     columns: dict[str, dict[str, Tensor]] = {}
@@ -276,4 +268,9 @@ def recorded(step: Step) -> Trace:
         key, _, method = name.partition(":")
         actions = {action: recorded_of[action] > 0 for action in ACTIONS if action in recorded_of}
         methods[key] = MethodTrace(method or key, actions, *map(recorded_of.get, ("weight", "bonus", "gate")))
-    return Trace(token_ratio(step) if ratio is None else ratio, methods)
+    if ratio is None:  # that of each single token, where the trainer computed the live log-prob
+        live = step.live.constant()
+        live = live if live.log_support_mass is None else live.over_support()
+        ratio = bounded_exp(token_log_ratio(live, live, step.batch))
+        ratio = torch.where(_computed(live, step.batch), ratio, torch.nan)
+    return Trace(ratio, methods)
