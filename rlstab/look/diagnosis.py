@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -156,37 +154,6 @@ class Diagnosis:
         if self.observations:
             return f"no harm; {', '.join(SIGNS[sign.name].title for sign in self.observations)}"
         return "nothing found" if self.looked_at else "nothing found, because nothing could be judged"
-
-    def as_json(self) -> dict[str, Any]:
-        """The diagnosis for machines; see docs/how-to/diagnose.md."""
-        remedy = self.remedy
-        return {
-            "run": self.log.path,
-            "writer": self.log.writer,
-            "unit": self.log.unit,
-            "steps": self.log.rollouts,
-            "metrics": dict(self.log.names),
-            "cause": self.first.cause if self.first else None,
-            "title": remedy.title if remedy else None,
-            "step": self.first.sign.step if self.first else None,
-            "harm": {"sign": self.first.harm.name, "step": self.first.harm.step} if self.first else None,
-            "solved": self.solved,
-            "outcome": self.outcome,
-            "observations": [
-                {"sign": sign.name, "cause": CAUSES[sign.name], "step": sign.step} for sign in self.observations
-            ],
-            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in self.fired],
-            "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
-            "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
-            "methods": list(remedy.methods) if remedy else [],
-            "stages": list(remedy.stages) if remedy else [],
-            "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
-            "evidence": [
-                {"method": method, "figures": [*map(dataclasses.asdict, figures)]}
-                for method, figures in (remedy.evidence if remedy else ())
-            ],
-            "remarks": list(self.remarks),
-        }
 
 
 def diagnose(log: Run) -> Diagnosis:

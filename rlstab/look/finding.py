@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlstab.bins import Run
 from rlstab.console import capital, counted
 from rlstab.look.diagnosis import Diagnosis
+from rlstab.look.remedies import CAUSES
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternatives
@@ -110,8 +112,36 @@ class Look:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The record for machines: that of the diagnosis, and what the dump says."""
-        record = {**self.diagnosis.as_json(), "notes": self.notes}
+        """The record for machines; see docs/how-to/diagnose.md."""
+        run, remedy = self.diagnosis, self.diagnosis.remedy
+        record: dict[str, Any] = {
+            "run": self.title,
+            "writer": self.log.writer,
+            "unit": self.log.unit,
+            "steps": self.log.rollouts,
+            "metrics": dict(self.log.names),
+            "cause": run.first.cause if run.first else None,
+            "title": remedy.title if remedy else None,
+            "step": run.first.sign.step if run.first else None,
+            "harm": {"sign": run.first.harm.name, "step": run.first.harm.step} if run.first else None,
+            "solved": run.solved,
+            "outcome": run.outcome,
+            "observations": [
+                {"sign": sign.name, "cause": CAUSES[sign.name], "step": sign.step} for sign in run.observations
+            ],
+            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in run.fired],
+            "looked_at": [{"sign": sign.name, "text": sign.text} for sign in run.looked_at],
+            "unseen": [{"sign": sign.name, "why": sign.text} for sign in run.unseen],
+            "methods": list(remedy.methods) if remedy else [],
+            "stages": list(remedy.stages) if remedy else [],
+            "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
+            "evidence": [
+                {"method": method, "figures": [*map(dataclasses.asdict, figures)]}
+                for method, figures in (remedy.evidence if remedy else ())
+            ],
+            "remarks": list(run.remarks),
+            "notes": self.notes,
+        }
         if self.loss is not None:
             record["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
         if (sampler := self.sampler) is not None:
