@@ -45,8 +45,8 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
         optimisation, extra = run.optimisation, []
         if optimisation.old_logprobs == "recompute":
             extra.append("one per rollout for the old log-probs")
-        others = (role for name, role in OTHER_MODELS.items() if name in objective.needs)
-        extra += [f"one per rollout of the {role} model" for role in others]
+        models = (role for name, role in OTHER_MODELS.items() if name in objective.needs)
+        extra += [f"one per rollout of the {role} model" for role in models]
         if optimisation.refresh == "step":
             extra.append("one per optimizer step for fresh evidence")
         steps = counted(optimisation.optimizer_steps_per_rollout, "optimizer step")

@@ -69,12 +69,6 @@ class Trace:
         return reduce(torch.mul, weights, torch.ones_like(self.ratio))
 
     @property
-    def bonus(self) -> Tensor | None:
-        """``(n,)`` sum of what the methods add to the advantage, None if none adds anything."""
-        bonuses = [method.bonus for method in self.methods.values() if method.bonus is not None]
-        return reduce(torch.add, bonuses) if bonuses else None
-
-    @property
     def gate(self) -> Tensor | None:
         """``(n,)`` product over the methods' gates and surrogates, None if no method has any."""
         gates = [method.gate for method in self.methods.values() if method.gate is not None]
