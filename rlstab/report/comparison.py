@@ -53,7 +53,6 @@ class Outcome:
 
 def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     """The outcomes that at least one of the runs can have, the main one first."""
-    runs = list(runs)
     measured = {name for run in runs for names in ([*run.metrics], *map(list, run.evaluations)) for name in names}
     ks = sorted(int(name[10:]) for name in measured if re.fullmatch(r"eval/pass@\d+", name))
     outcomes = []
@@ -66,7 +65,7 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     return outcomes
 
 
-def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
+def chosen_outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Outcome]:
     """The named outcomes; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
 
     With ``/area`` after it, a metric stands for its mean over all rollouts.
@@ -74,7 +73,6 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
     Raises:
         ReportError: no run has it.
     """
-    runs = list(runs)
     outcomes = {outcome.name: outcome for outcome in known_outcomes(runs)}
     if not names:
         return list(outcomes.values())

@@ -238,11 +238,9 @@ def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
         seed, remark = (seeds[index], ()) if by_name else (index, ("no seed is in its name; taken by its order",))
         if is_run(folder):
             record = read_folder(folder)
-            yield (
-                replace(record, bench=None, setting="default", method=method)
-                if isinstance(record, RunRecord)
-                else record
-            )
+            if isinstance(record, RunRecord):
+                record = replace(record, bench=None, setting="default", method=method)
+            yield record
             continue
         try:
             run = foreign(folder, folder / "worker.log")
