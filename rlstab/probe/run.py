@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rlstab.bench.file import BenchRun, few, load_bench
 from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
@@ -47,7 +45,6 @@ def run_probes(
     workers: int | None = None,
     retry: bool = False,
     dry_run: bool = False,
-    console: Console | None = None,
 ) -> int:
     """Make runs that are not recorded, and write ``map.html``, ``map.md``, ``map.json`` and ``results.jsonl``.
 
@@ -61,7 +58,6 @@ def run_probes(
         workers: runs at a time; None is one per CPU.
         retry: repeat failed runs.
         dry_run: only say what would be made.
-        console: where all output goes; None is the terminal, with results on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
@@ -72,7 +68,7 @@ def run_probes(
         ModelError: the model is not on this machine.
         ReportError: a file of recorded runs cannot be read.
     """
-    stdout, console, out = console or Terminal(), console or Terminal(stderr=True), Path(out)
+    stdout, console, out = Terminal(), Terminal(stderr=True), Path(out)
     with no_fit_warnings():
         suite, lines = probes(names, model), rows(asked)
         planned, remarks = _plan(suite, lines, quick, out)
