@@ -232,7 +232,7 @@ def _parser_error(error: yaml.YAMLError, text: str) -> tuple[str, str]:
         return f":{text.count(chr(10), 0, error.position) + 1}", f"{chr(error.character)!r} is not allowed"
     assert isinstance(error, yaml.MarkedYAMLError)
     where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    if error.problem_mark and re.match(r" *\t", text.split("\n")[error.problem_mark.line]):
+    if error.problem_mark and re.match(r" *\t", re.split("[\n\x85\u2028\u2029]", text)[error.problem_mark.line]):
         return where, "a tab indents this line, and YAML indents with blanks"
     return where, ", ".join(part for part in (error.context, error.problem) if part)
 

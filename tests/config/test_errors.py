@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlstab.bench.file import load_bench
-from rlstab.config import load_objective, load_run, suggestions
+from rlstab.config import Document, load_objective, load_run, suggestions
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import ConfigError, Conflict
 from rlstab.stages import STAGES
@@ -329,3 +329,9 @@ def test_a_quoted_number_and_a_near_value_end_with_what_to_write(tmp_path: Path,
     with pytest.raises(ConfigError) as error:
         load_run(path)
     assert str(error.value).split()[-1] == advice if advice else not re.search("quotes:|mean", str(error.value))
+
+
+@pytest.mark.parametrize("line_break", ["\x85", "\u2028", "\u2029"])
+def test_a_line_that_unicode_breaks_is_counted_as_yaml_counts_it(line_break: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f\.yaml:2: not valid YAML"):
+        Document.parse(f"a: 0{line_break}!0!0", "f.yaml")
