@@ -12,21 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.errors import DataError, MissingSignal
+from rlstab.errors import DataError
 from rlstab.tasks import Block, Example
-from rlstab.tasks.attempts import offers
-
-
-def require_blocks(task: Any, reader: str) -> None:
-    """Refuse a task without blocks.
-
-    Raises:
-        MissingSignal: it has no method ``blocks``.
-    """
-    if not offers(task, "blocks"):
-        raise MissingSignal(
-            f"{reader} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
-        )
 
 
 def block_evidence(

@@ -80,7 +80,7 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
         raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")
     offline = "" if local else hub.why_offline()
     requested = [split for split in (settings.split, settings.eval_split) if split is not None]
-    with _quiet(bool(offline)):
+    with hub.quiet(datasets), _only_cache(bool(offline)):
         try:
             if local and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
                 saved = datasets.load_from_disk(str(folder))
@@ -114,13 +114,11 @@ def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
 
 
 @contextmanager
-def _quiet(offline: bool) -> Iterator[None]:
-    """Without progress bars, which would mix with errors. Offline, only the cache is asked, which saves minutes."""
+def _only_cache(offline: bool) -> Iterator[None]:
+    """Where the hub cannot be reached, only the cache is asked, which saves minutes."""
     import datasets
     import huggingface_hub
 
-    shown = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bar()
     before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
     if offline:
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
@@ -128,5 +126,3 @@ def _quiet(offline: bool) -> Iterator[None]:
         yield
     finally:
         datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
-        if shown:
-            datasets.enable_progress_bar()

@@ -56,6 +56,7 @@ from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.summary import summary
 from rlstab.tasks import Task
+from rlstab.tasks.attempts import require_evidence
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
 from rlstab.tasks.task import checksum_of_examples
@@ -228,7 +229,7 @@ class Trainer:
         self.generator = Generator(
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
-        self.generator.require_task()
+        require_evidence(run, self.task, signals)
         self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps

@@ -12,7 +12,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,9 +21,9 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from accelerate import Accelerator
+from filelock import BaseFileLock
 
 import rlstab
 from rlstab.config.document import Document
@@ -35,13 +34,12 @@ from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.core.compose import walk
 from rlstab.core.metadata import idle_evidence
 from rlstab.errors import CheckpointError, ConfigError
-from rlstab.files import replace_file
+from rlstab.files import filesystem_errors, locked, replace_file
 from rlstab.record.writer import remove_dump
 from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, LOCK, METRICS, SAMPLES
 from rlstab.safe_read import read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
-from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
 JOURNALS = (METRICS, SAMPLES)
@@ -84,7 +82,7 @@ class RunFolder:
         self._about: dict[str, Any] = {}
         self._kept: dict[str, int | None] = {}  # bytes of the journals at the checkpoint to continue from
         self._examples: str | None = None
-        self._lock: filelock.BaseFileLock | None = None
+        self._lock: BaseFileLock | None = None
         if resume and overwrite:
             raise ConfigError("resume and overwrite exclude each other: one continues the run, the other replaces it.")
         try:
@@ -115,17 +113,8 @@ class RunFolder:
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
             ) from error
-        lock, self._new_lock = filelock.FileLock(self.path / LOCK, timeout=0), not lexists(self.path / LOCK)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            self._made.clear()
-            raise ConfigError(
-                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). End it, or set "
-                f"another tracking.out."
-            ) from None
-        self._lock = lock
-        (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        self._new_lock = not lexists(self.path / LOCK)
+        self._lock = locked(self.path, "End it, or set another tracking.out.").lock
 
     def close(self) -> None:
         """Unlock the folder; after a failed start, remove the folders that it made."""
