@@ -101,13 +101,27 @@ class BenchRun:
     """One run of a bench.
 
     Attributes:
+        folder: the folder of the run.
         config: the whole run, with its folder as ``tracking.out``; or the command that makes it.
     """
 
     setting: str
     method: str
     seed: int
+    folder: Path
     config: RunConfig | Launch
+
+    @classmethod
+    def of(cls, config: RunConfig | Launch, out: Path, setting: str, method: str, seed: int) -> BenchRun:
+        """The run of a method in a setting, with its seed and its folder in that of the bench."""
+        folder = out / "runs" / setting / method / f"seed-{seed}"
+        if isinstance(config, Launch):
+            return cls(setting, method, seed, folder, replace(config, seed=seed))
+        changes: dict[str, Any] = {"out": str(folder)}
+        if "checkpoint_every" not in config.tracking.model_fields_set:
+            changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
+        tracking = config.tracking.model_copy(update=changes)
+        return cls(setting, method, seed, folder, config.model_copy(update={"seed": seed, "tracking": tracking}))
 
     @property
     def name(self) -> str:
@@ -119,11 +133,6 @@ class BenchRun:
         """The whole run, if rlstab's trainer makes it."""
         assert isinstance(self.config, RunConfig)
         return self.config
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return self.config.folder if isinstance(self.config, Launch) else Path(self.config.tracking.out)
 
     @property
     def rollouts(self) -> int:
@@ -209,7 +218,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         try:
             run = _document(document, base, method, methods[method], settings[setting])
             if template is not None:
-                loaded[setting, method] = launch_of(template, document, run, setting, method)
+                loaded[setting, method] = launch_of(template, document, run)
                 continue
             config = loaded[setting, method] = build_run(run)
             require_loadable(config.task)
@@ -225,7 +234,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise ConfigError("\n".join(lines))
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
-        BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
+        BenchRun.of(loaded[setting, method], out_folder, setting, method, seed)
         for seed, setting, method in product(seeds, settings, methods)
     )
     resolved = {
@@ -421,12 +430,3 @@ def few(names: Sequence[str]) -> str:
 
 def _hash(run: RunConfig | Launch) -> str:
     return run.hash if isinstance(run, Launch) else run_hash(run)
-
-
-def _placed(run: RunConfig | Launch, folder: Path, seed: int) -> RunConfig | Launch:
-    if isinstance(run, Launch):
-        return replace(run, seed=seed, folder=folder / f"seed-{seed}")
-    changes: dict[str, Any] = {"out": str(folder / f"seed-{seed}")}
-    if "checkpoint_every" not in run.tracking.model_fields_set:
-        changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
-    return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})

@@ -36,7 +36,7 @@ from rlstab.core.method_settings import check_choices
 from rlstab.errors import ConfigError, how_ended
 from rlstab.extras import require
 from rlstab.files import filesystem_errors, locked, replace_file
-from rlstab.tasks.rewards import require_callable
+from rlstab.tasks.rewards import require_functions
 
 #: The launchers.
 Launcher: TypeAlias = Literal["local", "slurm", "print"]
@@ -143,7 +143,7 @@ def run_bench(
 def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:
     """Load the rewards of the runs that are made, and look for the programs of their commands."""
     for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
-        require_callable(reward)
+        require_functions(reward, load=True)
     for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
         if not placeholders(program) and shutil.which(program) is None:
             raise ConfigError(
@@ -311,7 +311,8 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
     if not resume:
         (run.folder / LOG).write_bytes(b"")
     if isinstance(run.config, Launch):
-        order: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+        arguments = run.config.prepare(run.folder, resume=resume, method=run.method, setting=run.setting)
+        order: dict[str, Any] = {"command": arguments}
     else:
         order = {"run": run.config.model_dump(mode="json")}
     keep = bench.file.keep_checkpoints

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from rlstab.config.document import flat
 from rlstab.config.settings import Mark, Neutral, RunSettings
@@ -79,14 +80,16 @@ def _mark(path: str) -> Mark | None:
 @cache
 def _marks() -> tuple[tuple[str, Mark], ...]:
     """Patterns of dotted paths with their marks, sections before their settings."""
-    return tuple(_marks_of(RunSettings, ""))
+    fields = settings_in(RunSettings)
+    return tuple((path, mark) for path, _, field in fields for mark in field.metadata if isinstance(mark, Mark))
 
 
-def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Mark]]:
+def settings_in(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """All settings by dotted path, with ``*`` for items of a tuple, each with the model that it is a field of."""
     for name, field in model.model_fields.items():
-        yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Mark))
+        yield prefix + name, model, field
         for inner_model, depth in models_in(field.annotation):
-            yield from _marks_of(inner_model, f"{prefix}{name}.{depth}")
+            yield from settings_in(inner_model, f"{prefix}{name}.{depth}")
 
 
 def models_in(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:

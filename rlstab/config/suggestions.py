@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from rlstab.config.identity import models_in
+from rlstab.config.identity import settings_in
 from rlstab.config.settings import RunSettings
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import NEAR, did_you_mean, likeness, plain
@@ -89,22 +89,15 @@ def _answers() -> dict[str, str]:
 def _homes() -> dict[str, list[str]]:
     """The headings of each setting of a run or a method, by its name."""
     homes = defaultdict[str, list[str]](list)
-    for section, models in HEADINGS.items():
-        for key, home in _inside(models, section):
-            homes[key] += [home] if home not in homes[key] else []
+    for path, model, _ in settings_in(RunSettings):
+        heading, _, key = path.replace(".*", "").rpartition(".")
+        tag = tag_of(model)
+        home = f"`{heading}: {{name: {tag}, {key}: ...}}`" if tag else f"`{heading}.{key}`"
+        homes[key] += [home] if heading and home not in homes[key] else []
     for name in METHODS.names():
         for setting in settings_of(METHODS.get(name)):
             homes[setting.name].append(f"the method `{name}`")
     return homes | {key: ["the top of the run file"] for key in HEADINGS}
-
-
-def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:
-    """Settings in the models of a type with their dotted paths, and with the ``name`` by which the models differ."""
-    for model, _ in models_in(annotation):
-        for key, field in model.model_fields.items():
-            tag = tag_of(model)
-            yield key, f"`{heading}: {{name: {tag}, {key}: ...}}`" if tag else f"`{heading}.{key}`"
-            yield from _inside(field.annotation, f"{heading}.{key}")
 
 
 def tag_of(model: type[BaseModel]) -> str | None:

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
-from rlstab.core.padding import joined_rows
+from rlstab.core.padding import joined_rows, rows_of
 from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.hub import first_line, quiet
@@ -193,13 +193,8 @@ class Policy:
         rows = [self.tokens(example, settings) for example in examples]
         if given is not None:  # they are tokens of the answer, for which there is room
             rows = [[*tokens, *begun] for tokens, begun in zip(rows, given, strict=True)]
-        width = max(map(len, rows), default=0)
-        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(rows), width), dtype=torch.bool)
-        for row, tokens in enumerate(rows):
-            ids[row, width - len(tokens) :] = torch.tensor(tokens)
-            mask[row, width - len(tokens) :] = True
-        return ids, mask
+        masks = [[True] * len(row) for row in rows]
+        return rows_of(rows, torch.int64, self.pad_id, left=True), rows_of(masks, torch.bool, left=True)
 
     def tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         """The tokens of a prompt.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.core.padding import rows_of
 from rlstab.errors import DataError
 from rlstab.tasks import Block, Example
 
@@ -38,16 +39,15 @@ def block_evidence(
         width: T.
         decode: the function from tokens to text by which ``texts`` were made.
     """
-    width_of_blocks = max(map(len, blocks), default=0)
-    ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
-    rewards = torch.zeros((len(blocks), width_of_blocks), dtype=torch.float64)
-    outcomes = torch.zeros((len(blocks), width_of_blocks), dtype=torch.int64)
-    for row, row_blocks in enumerate(blocks):
-        sampled = token_blocks(answers[row], texts[row], row_blocks, decode)[prefixes[row] :]
-        ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
-        rewards[row, : len(row_blocks)] = torch.tensor([block.reward for block in row_blocks], dtype=torch.float64)
-        outcomes[row, : len(row_blocks)] = torch.tensor([block.outcome + 1 for block in row_blocks], dtype=torch.int64)
-    return {"block_ids": ids, "block_rewards": rewards, "block_outcomes": outcomes}
+    sampled = [
+        token_blocks(tokens, text, row_blocks, decode)[prefix:]
+        for tokens, text, row_blocks, prefix in zip(answers, texts, blocks, prefixes, strict=True)
+    ]
+    return {
+        "block_ids": rows_of(sampled, torch.int64, -1, width=width),
+        "block_rewards": rows_of([[block.reward for block in row_blocks] for row_blocks in blocks], torch.float64),
+        "block_outcomes": rows_of([[block.outcome + 1 for block in row_blocks] for row_blocks in blocks], torch.int64),
+    }
 
 
 def token_blocks(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.core.padding import rows_of
 from rlstab.core.turns import context_of, starts_of, turns_of
 from rlstab.errors import DataError
 from rlstab.tasks import Example
@@ -54,18 +55,16 @@ def turn_evidence(
         failed: takes an error of the task; all turns of that response earn 0.
     """
     turns, replied = turns_of(mask), context_of(mask) & ~mask
-    counts = starts_of(mask).sum(-1).tolist()
-    earned = torch.zeros((len(examples), max(counts, default=0)), dtype=torch.float64)
-    states = torch.zeros(earned.shape, dtype=torch.int64)
-    for row, (example, text, count) in enumerate(zip(examples, texts, counts, strict=True)):
-        of_turns = [0.0] * (count - 1) + [float(rewards[row])] * (count > 0)
+    earned, states = list[list[float]](), list[list[int]]()
+    for row, count in enumerate(starts_of(mask).sum(-1).tolist()):
+        earned.append([0.0] * (count - 1) + [float(rewards[row])] * (count > 0))
         if offers(task, "turn_rewards"):
-            of_turns = attempt(partial(_rewards, count=count), task, example, text, failed, [0.0] * count)
-        earned[row, :count] = torch.tensor(of_turns, dtype=torch.float64)
-        for turn in range(count):  # no reply comes before the first one
-            reply = ids[row][replied[row] & (turns[row] == turn - 1)]
-            states[row, turn] = 1 + zlib.crc32(reply.numpy().tobytes())
-    return {"turn_rewards": earned, "turn_states": states}
+            ask = partial(_rewards, count=count)
+            earned[-1] = attempt(ask, task, examples[row], texts[row], failed, [0.0] * count)
+        # no reply comes before the first one
+        replies = [ids[row][replied[row] & (turns[row] == turn - 1)] for turn in range(count)]
+        states.append([1 + zlib.crc32(reply.numpy().tobytes()) for reply in replies])
+    return {"turn_rewards": rows_of(earned, torch.float64), "turn_states": rows_of(states, torch.int64)}
 
 
 def _rewards(task: Any, example: Example, text: str, count: int) -> list[float]:

@@ -60,7 +60,7 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     """
     accelerator, saved = engine.accelerator, progress.saved(engine.policy.pad_id)
     main, final, writing = accelerator.is_main_process, folder / f"rollout-{progress.rollouts:06d}", folder / _WRITING
-    with filesystem_errors(final, CheckpointError, SafetensorError):
+    with filesystem_errors(final, CheckpointError, (OSError, SafetensorError)):
         try:
             if main:
                 shutil.rmtree(writing, ignore_errors=True)  # left by a kill

@@ -7,7 +7,6 @@ wrote are moved or removed: those that are named here, and those that a checkpoi
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import secrets
@@ -37,7 +36,7 @@ from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import filesystem_errors, locked, replace_file
 from rlstab.record.writer import remove_dump
 from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, LOCK, METRICS, SAMPLES
-from rlstab.safe_read import read_json, read_object
+from rlstab.safe_read import plain, read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 
@@ -346,10 +345,7 @@ def _came_far(folder: Path) -> bool:
 
 def line(record: Mapping[str, Any]) -> str:
     """A record as a line of JSON; numbers that are NaN or Inf, which JSON lacks, become null."""
-    plain = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
