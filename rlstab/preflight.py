@@ -23,8 +23,8 @@ from rlstab.errors import ModelError
 from rlstab.extras import how_to_install, missing, require, require_trackers
 from rlstab.files import from_home
 from rlstab.signals import slow_bf16
-from rlstab.tasks.attempts import require_evidence
 from rlstab.tasks.build import build_task
+from rlstab.tasks.evidence import require_evidence
 from rlstab.tasks.rewards import build_rewards, require_functions, score
 from rlstab.tasks.scorers import as_mathematics
 from rlstab.tasks.task import Example, Task

@@ -33,11 +33,17 @@ from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Block, Example, Task
-from rlstab.tasks.attempts import BLOCKS, attempt, offers
-from rlstab.tasks.blocks import block_evidence, checked_blocks
+from rlstab.tasks.evidence import (
+    BLOCKS,
+    attempt,
+    block_evidence,
+    checked_blocks,
+    offers,
+    reply_tokens,
+    turn_evidence,
+)
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
-from rlstab.tasks.turns import reply_tokens, turn_evidence
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics

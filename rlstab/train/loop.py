@@ -56,8 +56,8 @@ from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.summary import summary
 from rlstab.tasks import Task
-from rlstab.tasks.attempts import require_evidence
 from rlstab.tasks.build import build_task, require_task
+from rlstab.tasks.evidence import require_evidence
 from rlstab.tasks.rewards import build_rewards
 from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint

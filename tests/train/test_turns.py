@@ -17,8 +17,8 @@ from rlstab.models.policy import load_policy
 from rlstab.record import read_dump
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example
+from rlstab.tasks.evidence import turn_evidence
 from rlstab.tasks.lottery import Lottery
-from rlstab.tasks.turns import turn_evidence
 from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample
 from tests.train.own import Talking
