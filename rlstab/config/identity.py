@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rlstab.config.document import flat
 from rlstab.config.settings import Mark, Neutral, RunSettings
 from rlstab.config.user_code import checksums, portable
+from rlstab.files import checksum
 
 
 def run_hash(run: RunSettings) -> str:
@@ -36,7 +36,7 @@ def settings_hash(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
 def digest(data: Any) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return checksum(text.encode())
 
 
 def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
