@@ -33,7 +33,6 @@ from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.hub import first_line, quiet
 from rlstab.models.loading import load_model, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
-from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
@@ -528,6 +527,36 @@ def require_prompts(
         task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
         notes.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
     return notes, [sizes[min(sizes)], sizes[max(sizes)]]
+
+
+def require_stop_texts(tokenizer: Any, vocabulary: int, stops: Sequence[str]) -> list[str]:
+    """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        vocabulary: the number of tokens that the model has embeddings for.
+        stops: the stop texts.
+
+    Raises:
+        ConfigError: names the text.
+    """
+    notes = []
+    for stop in stops:
+        try:  # twice: a decoder may strip the blank before the first token
+            ids = tokenizer(stop + stop, add_special_tokens=False)["input_ids"]
+            written = tokenizer.decode(ids, skip_special_tokens=False)
+        except Exception:  # text outside of the vocabulary
+            ids, written = [], ""
+        if stop not in written or max(ids) >= vocabulary:
+            raise ConfigError(
+                f"rollout.stop: the tokenizer of '{tokenizer.name_or_path}' cannot write {stop!r}, so it would end no "
+                f"response. Write it as the model does, or leave it out."
+            )
+        if re.fullmatch(r"<\|[^|]*\|>|\[[A-Z/_]+\]|</?s>", stop) and len(tokenizer.tokenize(stop)) > 1:
+            notes.append(
+                f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
+            )
+    return notes
 
 
 def require_saved(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> None:
