@@ -136,10 +136,6 @@ class Document:
         marks = {key[depth:]: mark for key, mark in self.marks.items() if key[:depth] == path}
         return Document(reduce(getitem, path, self.data), self.name, marks)
 
-    def under(self, key: str) -> Document:
-        """The same data, as the value of a key."""
-        return Document({key: self.data}, self.name, {(key, *keys): mark for keys, mark in self.marks.items()})
-
     def replaced(self, path: str, value: Document) -> Document:
         """A copy with another value at a dotted path; errors about it point to where that value stood.
 

@@ -159,7 +159,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     require_kind(document, "objective")
     if kind_of_file(document.data) == "objective":
-        document = document.under("objective")
+        document = Document({}, document.name, {}).replaced("objective", document)
     return build_objective(located(document))
 
 
