@@ -16,9 +16,7 @@ import os
 import pickle
 import re
 import resource
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -29,8 +27,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import rlstab
 from rlstab.errors import ConfigError, ScorerError, how_ended
@@ -66,9 +65,6 @@ LONGEST_ERROR = 1000
 
 #: Bytes of an answer: JSON takes at most twelve for a character of an error.
 LONGEST_LINE = 16 * LONGEST_ERROR
-
-#: The length of the pickle that follows.
-LENGTH = struct.Struct("<Q")
 
 #: What to do about an answer that cannot be sent.
 PLAIN = "Make it plain data, such as texts, numbers, lists and dicts"
@@ -222,8 +218,6 @@ class _Worker:
     def __init__(self, environment: Sequence[str]) -> None:
         self.process = _STARTER.submit(_popen, environment).result()
         self._into, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout).fileno()
-        self._events = select.poll()
-        self._events.register(self._out, select.POLLIN)
 
     def ask(self, job: Any, time_limit: float, stopped: threading.Event) -> Scored | None:
         """Its answer, or how it ended. It is killed when its time is up, and once nobody waits for it; then None."""
@@ -233,14 +227,14 @@ class _Worker:
         except Exception as error:  # a user-defined class may raise anything
             return Scored(error=f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}")
         with suppress(OSError, ValueError):  # if the process died, the other pipe ends
-            self._into.write(LENGTH.pack(len(content)) + content)
+            self._into.write(len(content).to_bytes(8) + content)
             self._into.flush()
         while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
             left = deadline - time.monotonic()
             if left <= 0 or stopped.is_set():
                 self.end()
                 return Scored(timed_out=True) if left <= 0 else None
-            if self._events.poll(1000 * min(left, LOOK)):
+            if wait([self._out], min(left, LOOK)):
                 piece = os.read(self._out, LONGEST_LINE)
                 if not piece:
                     with suppress(subprocess.TimeoutExpired):
@@ -294,7 +288,7 @@ def main() -> None:
     for standard in (0, 1, 2):  # what user code prints is discarded
         os.dup2(null, standard)
     try:
-        parent, scorer, time_limit, memory = pickle.loads(_read(orders))
+        parent, scorer, time_limit, memory = pickle.loads(orders.read(int.from_bytes(orders.read(8))))
         if sys.platform == "linux":  # the kernel kills this process when its parent ends, even by SIGKILL
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
             if os.getppid() != parent:  # it ended before this call
@@ -307,9 +301,9 @@ def main() -> None:
     except BaseException as error:  # the waiting process gets every error
         return _answer(answers, 0.0, error)
     _answer(answers, 0.0)  # ready
-    while job := _read(orders):
-        usage = resource.getrusage(resource.RUSAGE_SELF)  # of the CPU; the parent's limit is of wall-clock time
-        _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + time_limit) + 1, for_good=False)
+    while job := orders.read(int.from_bytes(orders.read(8))):  # empty at the end of the pipe
+        # of the CPU; the parent's limit is of wall-clock time
+        _lower(resource.RLIMIT_CPU, int(time.process_time() + time_limit) + 1, for_good=False)
         try:
             try:
                 prompt, completion, answer = pickle.loads(job)
@@ -329,9 +323,3 @@ def _lower(which: int, limit: int, *, for_good: bool) -> None:
 def _answer(pipe: int, score: float, error: BaseException | None = None) -> None:
     reason = None if error is None else in_one_line(error)[:LONGEST_ERROR]
     os.write(pipe, json.dumps([score, reason]).encode("ascii") + b"\n")
-
-
-def _read(pipe: BinaryIO) -> bytes:
-    """The next pickle; empty at the end of the pipe."""
-    length = pipe.read(LENGTH.size)
-    return pipe.read(*LENGTH.unpack(length)) if length else b""
