@@ -620,12 +620,3 @@ def require_same_tokens(policy: Policy, teacher: Policy, name: str, *, distribut
             f"model.teacher '{name}' has logits for {rows} tokens and the policy for {vocabulary}, which 'distill' "
             f"compares. Resize the teacher's embeddings, or use 'opd'."
         )
-
-
-def require_trainable(policy: Policy, name: str) -> None:
-    """Raises ModelError if no weight of a model requires a gradient, so that nothing would be learnt."""
-    if not any(weight.requires_grad for weight in policy.model.parameters()):
-        raise ModelError(
-            f"no weight of '{name}' requires a gradient, so nothing can be trained. Give a model in a floating-point "
-            f"format, or put an adapter on it with model.adapter."
-        )

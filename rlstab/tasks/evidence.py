@@ -58,15 +58,15 @@ def require_evidence(run: RunConfig, task: Any, signals: Collection[str] = ()) -
         *((stage.name, stage.needs) for stage in run.pipeline),
     ]:
         blocks, turns = needs & BLOCKS, needs & TURNS
-        for read, has, function, protocol in (
+        for read, description, function, protocol in (
             (blocks, "no blocks", "blocks", "HasBlocks"),
             (turns, "one turn", "reply", "HasTurns"),
             (turns & {"turn_reward"}, "no rewards of turns", "turn_rewards", "HasTurns"),
         ):
             if read and not offers(task, function):
                 raise MissingSignal(
-                    f"'{name}' reads '{min(read)}', and responses of '{task.name}' have {has}. Give the task "
-                    f"`{function}`, see rlstab.tasks.{protocol}."
+                    f"'{name}' reads '{min(read)}', and responses of '{task.name}' have {description}. "
+                    f"Give the task `{function}`, see rlstab.tasks.{protocol}."
                 )
         if blocks and offers(task, "reply"):
             raise ConfigError(f"blocks are read, and responses of '{task.name}' have several turns. Read turns.")

@@ -43,12 +43,12 @@ from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.core.validate import LIVE
-from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
+from rlstab.errors import ConfigError, FitWarning, MissingSignal, ModelError, NonFinite, RlstabError
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_saved, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_saved
 from rlstab.models.sampler_weights import Sampler
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
@@ -212,7 +212,11 @@ class Trainer:
         policy = load_policy(
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=self.latest
         )
-        require_trainable(policy, run.model.name)
+        if not any(weight.requires_grad for weight in policy.model.parameters()):
+            raise ModelError(
+                f"no weight of '{run.model.name}' requires a gradient, so nothing can be trained. Give a model in a "
+                f"floating-point format, or put an adapter on it with model.adapter."
+            )
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:

@@ -213,7 +213,9 @@ class RunFolder:
                 remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             for name in JOURNALS:
-                _cut(self.path / name, self._kept.get(name, 0))
+                path, size = self.path / name, self._kept.get(name, 0)
+                if path.is_file():  # cut to these bytes, without a line that was cut off
+                    os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)
             identity = self.identity()
             del identity["settings"], identity["journals"]
             self._about = {**identity, "saved": self.start is not None, **about}
@@ -356,9 +358,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         for record in records
         if type(record.get("rollout")) is int
     ]
-
-
-def _cut(path: Path, size: int | None) -> None:
-    """Cut a file to a number of bytes, and remove a line that was cut off."""
-    if path.is_file():
-        os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)
