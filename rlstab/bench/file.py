@@ -215,7 +215,15 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     mistakes: dict[str, list[str]] = {}  # all are reported at once
     for setting, method in product(settings, methods):
         try:
-            run = _document(document, base, method, methods[method], settings[setting])
+            # the method's values override, and its stages follow the setting's
+            entry, values = methods[method], settings[setting]
+            run, values_of_run = base.replaced("objective", entry.objective), {**values, **entry.set}
+            for key in sorted(values_of_run, key=lambda key: key.count(".")):  # a section before its keys
+                joins_stages = key == "stages" and key in entry.set and key in values
+                value = Document.joined([values[key], entry.set[key]]) if joins_stages else values_of_run[key]
+                run = run.replaced(key, value)
+            for key, factor in entry.scale.items():
+                run = _scaled(document, run, key, factor, ("methods", method, "scale", key))
             if template is not None:
                 loaded[setting, method] = launch_of(template, document, run)
                 continue
@@ -413,20 +421,6 @@ def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, 
         if seed in seeds[:index]:
             raise document.error(("seeds", index), f"the seed {seed} appears twice. Remove one of them.")
     return tuple(seeds)
-
-
-def _document(
-    document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
-) -> Document:
-    """The run of a method in a setting: the method's values override, and its stages follow the setting's."""
-    run = base.replaced("objective", method.objective)
-    values_of_run = {**values, **method.set}
-    for key in sorted(values_of_run, key=lambda key: key.count(".")):  # a section before its keys
-        joins_stages = key == "stages" and key in method.set and key in values
-        run = run.replaced(key, Document.joined([values[key], method.set[key]]) if joins_stages else values_of_run[key])
-    for key, factor in method.scale.items():
-        run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
-    return run
 
 
 def _scaled(document: Document, run: Document, key: str, factor: float, keys: Keys) -> Document:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
 from rlstab.models.decoding import Decoder
 from rlstab.models.policy import Policy
-from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
+from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
@@ -50,6 +50,9 @@ from rlstab.train.tracking import Metrics
 
 #: The seed of evaluations, so that their random numbers are not those of training.
 EVALUATION_SEED = 1_000_003
+
+#: Evidence that holds each reward of the run separately.
+REWARDS = frozenset({"reward_parts", "reward_weights"})
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
@@ -469,15 +472,3 @@ def provided(provider: SignalProvider, caller: str, rollout: Rollout) -> Tensor:
     if bad:
         raise NonFinite(f"{caller} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
     return values
-
-
-# -- what is refused before anything is sampled ----------------------------------------------------------------------
-
-#: Evidence that holds each reward of the run separately.
-REWARDS = frozenset({"reward_parts", "reward_weights"})
-
-
-def require_provider_names(signals: Mapping[str, Any]) -> None:
-    """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
-    for name in sorted(signals.keys() & (TRAINER_SIGNALS - {"teacher_logprobs"} | {"old_logprobs", "advantages"})):
-        raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")

@@ -63,7 +63,7 @@ from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
-from rlstab.train.generate import Generator, SignalProvider, require_provider_names
+from rlstab.train.generate import Generator, SignalProvider
 from rlstab.train.learn import Learner
 from rlstab.train.other_models import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
@@ -138,7 +138,8 @@ def train(
         Stopped: SIGINT or SIGTERM ended the run after a checkpoint. It is a KeyboardInterrupt.
     """
     console, signals = console or Terminal(stderr=True), dict(signals or {})
-    require_provider_names(signals)
+    for name in sorted(signals.keys() & (TRAINER_SIGNALS - {"teacher_logprobs"} | {"old_logprobs", "advantages"})):
+        raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
     require_signals(
         run.composition,
         provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
