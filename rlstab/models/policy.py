@@ -30,6 +30,7 @@ from rlstab.core.devices import on_cpu, sent
 from rlstab.core.padding import joined_rows, rows_of
 from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError, DataError, ModelError
+from rlstab.files import filesystem_errors
 from rlstab.hub import first_line, quiet
 from rlstab.models.loading import load_model, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
@@ -569,7 +570,8 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
         settings: how.
 
     Raises:
-        ModelError: it cannot be written or read, or differs.
+        ModelError: it cannot be read, or differs.
+        ConfigError: the folder of temporary files cannot be written.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -587,10 +589,13 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
 
     try:
         with TemporaryDirectory(prefix="rlstab-") as folder:
-            policy.save(Path(folder), weights=False)
+            with filesystem_errors(Path(folder)):
+                policy.save(Path(folder), weights=False)
             after = content(AutoTokenizer.from_pretrained(folder), folder)
         before = content(policy.tokenizer)
         changed = [f"another {part} would be read" for part in before if before[part] != after[part]]
+    except ConfigError:
+        raise
     except Exception as error:  # of transformers and of tokenizers, of any kind
         changed = [first_line(error)]
     if changed:
