@@ -41,30 +41,33 @@ class Formula:
     Attributes:
         mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
-            (``response``), or responses times a constant (``length``). All but ``step`` and ``rank`` are averaged over
-            the micro-batches of a rank.
+            (``response``), or responses times ``length`` (``constant``). All but ``step`` and ``rank`` are averaged
+            over the micro-batches of a rank.
         low, high: the clip range is from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
-        weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
+        weight: the clipped ratio is a weight of the log-prob (CISPO).
+        is_held: that weight is a constant, without a gradient.
         beta: coefficient of the KL term.
-        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed``
-            exchanges the two policies.
+        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``.
+        is_exchanged: the two policies of the KL term are exchanged.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
             geometric mean over all of its tokens, including those that do not count in the loss.
-        length: the constant of ``length``.
+        length: the constant of ``constant``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
     """
 
-    mean: Literal["step", "rank", "part", "response", "length"] = "step"
+    mean: Literal["step", "rank", "part", "response", "constant"] = "step"
     low: float = 0.2
     high: float = 0.2
     cap: float = math.inf
     bound: Literal["larger", "smaller", "clipped"] = "larger"
-    weight: bool | Literal["live"] = False
+    weight: bool = False
+    is_held: bool = True
     beta: float = 0.0
     estimator: str = "k3"
+    is_exchanged: bool = False
     entropy: float = 0.0
     sequence: bool | Literal["product", "unmasked"] = False
     length: float = 1.0
@@ -206,7 +209,7 @@ _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
     "cispo": ({"cap": "high"}, {"weight": True}),
     "gspo": ({}, {"sequence": True}),
     "sequence_mean": ({}, {"mean": "response"}),
-    "constant_length": ({"length": "length"}, {"mean": "length"}),
+    "constant_length": ({"length": "length"}, {"mean": "constant"}),
     "entropy_bonus": ({"coefficient": "entropy"}, {}),
     "kl": ({"coefficient": "beta", "estimator": "estimator"}, {}),
 }
