@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
 from rlstab.adapters.host_settings import misfits
+from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
@@ -63,10 +63,10 @@ def register(objective: Given, config: Any) -> None:
     chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
     algorithm = config.trainer.algorithm
-    wrong, write = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
+    wrong = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
     lines = [
         f"trainer.algorithm.{sentence}. Write trainer.algorithm.{name}={flow(value)}."
-        for sentence, (name, value) in zip(wrong, write.items(), strict=True)
+        for name, (sentence, value) in wrong.items()
     ]
     if config.trainer.strategy != "fsdp":
         lines.append(f"trainer.strategy = {config.trainer.strategy!r}: the adapter supports only FSDP. Write fsdp.")

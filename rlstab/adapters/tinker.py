@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.objective_state import keep_state, restore_state
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.console import capital
 from rlstab.core.batch import TokenBatch

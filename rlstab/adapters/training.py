@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.plan import Plan
 from rlstab.core.step import OptimizerStep
 
 logger = logging.getLogger(__name__)
@@ -98,9 +100,9 @@ class HostTraining:
         """Go on from the state in a checkpoint.
 
         Raises:
-            CheckpointError: see :func:`~rlstab.adapters.checkpoint.restore_state`.
+            CheckpointError: see :func:`~rlstab.adapters.objective_state.restore_state`.
         """
-        from rlstab.adapters.checkpoint import restore_state  # needs safetensors, which not every host brings
+        from rlstab.adapters.objective_state import restore_state  # needs safetensors, which not every host brings
 
         self.objective_state = {**self.objective.init_state(), **restore_state(folder, self._rlstab_chosen)}
 
@@ -109,3 +111,17 @@ def plan_step(step: OptimizerStep, evidence: Sequence[tuple[TokenBatch, Tensor]]
     """Plan a step from each micro-batch and the number of its tokens without a log-prob of the sampler."""
     step.make_plan([batch for batch, _ in evidence])
     step.reports.append(unscored_share(step.objective.needs, evidence))
+
+
+def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
+    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
+
+    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
+    not.
+    """
+    count = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
+    empty = float(comm.sum(count)) - plan.everything.sequences
+    kept_totals, totals_of_all = (
+        replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything)
+    )
+    return replace(plan, kept=kept_totals, everything=totals_of_all)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import (
     OVER_TOKENS,
@@ -21,6 +20,7 @@ from rlstab.adapters.host_objective import (
     verl_deviations_of,
     verl_objective_of,
 )
+from rlstab.adapters.training import with_empty_responses
 from rlstab.config import load_objective
 from rlstab.config.user_code import code_in, portable
 from rlstab.core.batch import BASICS, TokenBatch

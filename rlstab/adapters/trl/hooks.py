@@ -14,12 +14,11 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 from trl.trainer.base_trainer import _BaseTrainer
 
-from rlstab.adapters.checkpoint import keep_state
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.host_settings import check_trl_settings
 from rlstab.adapters.metrics import HostMetrics
-from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
+from rlstab.adapters.objective_state import keep_state
+from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step, with_empty_responses
 from rlstab.adapters.trl.release import check_unpatched, ends_of
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
 from rlstab.core.batch import TokenBatch

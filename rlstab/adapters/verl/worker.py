@@ -24,12 +24,12 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
-from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
 from rlstab.adapters.host_settings import check_verl_settings, require_one_correction
 from rlstab.adapters.metrics import from_ranks
+from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
