@@ -128,8 +128,8 @@ class PolicyLoss(HostTraining):
         output.metrics.update(self._rlstab_metrics.collect())
         return output
 
-    def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> tuple[TokenBatch, Tensor]:
-        """The evidence about a micro-batch, and the number of its tokens without a log-prob of the sampler."""
+    def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> TokenBatch:
+        """The evidence about a micro-batch."""
         if part.get("pixel_values") is not None:
             raise HostError("the adapter for SkyRL does not pass on images. Train a text-only model.")
         needs, device = self.objective.needs, next(worker.model.parameters()).device
@@ -137,7 +137,7 @@ class PolicyLoss(HostTraining):
         read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
         columns = {name: part.get(name).to(device) for name in read}
         old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals, unscored = held_signals(needs, columns, names, old, host="skyrl")
+        signals = held_signals(needs, columns, names, old, host="skyrl")
         if needs & {"logprobs", "entropies"}:
             worker.model.eval()
             with torch.no_grad(), torch.autocast(dtype=torch.bfloat16, device_type="cuda"):  # as SkyRL's own forward
@@ -154,7 +154,7 @@ class PolicyLoss(HostTraining):
         signals |= {"turn": turns_of(mask)} if "turn" in needs else {}
         rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
         prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
-        batch = TokenBatch.from_padded(
+        return TokenBatch.from_padded(
             response_mask=mask,
             advantages=columns["advantages"] * tokens,
             old_logprobs=old,
@@ -162,7 +162,6 @@ class PolicyLoss(HostTraining):
             group_ids=hashes(prompts, device),
             **by_kind(signals),
         )
-        return batch, (unscored & mask).count_nonzero()
 
     def optim_step(self, theirs: Callable[..., Any], worker: Any) -> Any:
         """SkyRL's, at the scaled learning rate; a refused or skipped step only moves the schedule."""

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from rlstab.adapters.evidence import unscored_share
+from rlstab.adapters.evidence import UNSCORED
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.config import load_objective
@@ -25,6 +24,7 @@ from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.plan import Plan
+from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 
 logger = logging.getLogger(__name__)
@@ -107,10 +107,12 @@ class HostTraining:
         self.objective_state = {**self.objective.init_state(), **restore_state(folder, self._rlstab_chosen)}
 
 
-def plan_step(step: OptimizerStep, evidence: Sequence[tuple[TokenBatch, Tensor]]) -> None:
-    """Plan a step from each micro-batch and the number of its tokens without a log-prob of the sampler."""
-    step.make_plan([batch for batch, _ in evidence])
-    step.reports.append(unscored_share(step.objective.needs, evidence))
+def plan_step(step: OptimizerStep, batches: Sequence[TokenBatch]) -> None:
+    """Plan a step from its micro-batches, and report the share of tokens without a log-prob of the sampler."""
+    step.make_plan(batches)
+    unscored = [batch.extra[UNSCORED] for batch in batches if UNSCORED in batch.extra]
+    if unscored:
+        step.reports.append({"sampler/unscored": Mean.of(torch.cat(unscored))})
 
 
 def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:

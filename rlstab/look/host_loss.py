@@ -23,6 +23,7 @@ from rlstab.look.recorded_loss import Formula, Loss, loss_of
 from rlstab.record import Step
 from rlstab.record.effects import RECORDED
 from rlstab.report.formatting import listed
+from rlstab.stages.group_relative import grpo
 
 #: Two coefficients agree up to this share of the larger one.
 RELATIVE = 1e-4
@@ -354,12 +355,6 @@ def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     return centred, (summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
-def _normalised(values: Tensor, group: Tensor) -> Tensor:
-    """``(S,)`` with mean 0 and standard deviation 1 in each group."""
-    centred, deviation = _centred(values.double(), group)
-    return centred / (deviation + 1e-8)
-
-
 def _padded(step: Step, _: str = "") -> Tensor:
     """``(S,)`` the width of the micro-batch of each response."""
     lengths, part = step.tensors["lengths"].double(), step.tensors["parts"]
@@ -396,10 +391,10 @@ CHANGES: Mapping[str, Edit] = {
     "log-probs are rounded to bfloat16 before the ratio": dict.fromkeys(_READ, partial(_rounded, kind=torch.bfloat16)),
     "advantages have the opposite sign": {"advantages": lambda step, _: -step.tensors["advantages"]},
     "advantages are normalised again in each micro-batch": {
-        "advantages": lambda step, _: _normalised(_advantage_of(step), step.tensors["parts"])[step.row]
+        "advantages": lambda step, _: grpo(_advantage_of(step), step.tensors["parts"], epsilon=1e-8)[step.row]
     },
     "advantages are normalised again over the tokens of the optimizer step": {
-        "advantages": lambda step, _: _normalised(step.tensors["advantages"], step.mask.long())
+        "advantages": lambda step, _: grpo(step.tensors["advantages"], step.mask.long(), epsilon=1e-8)
     },
     **{text: {"mask": mask} for text, mask in _MASKS.items()},
     **{f"{text}{_UNSEEN}": {"mask": mask, "counts": _counts} for text, mask in _MASKS.items()},

@@ -160,8 +160,6 @@ def _corrected(objective: Composition, step: Step) -> Composition:
 
 def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     kind, _, masks = kind.partition(" with ")  # of earlier dumps, which lack the masks and the adaptive entropy
-    if kind not in facts("trl")["values"]["loss_type"]:
-        raise ConfigError(f"loss_type = {kind!r} is not one of TRL's.")
     settings = host_settings("trl", recorded)
     config = settings_of_trl({"gradient_accumulation_steps": step.accumulation, **settings, "loss_type": kind})
     config.world_size = step.header.ranks

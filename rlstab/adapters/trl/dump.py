@@ -113,7 +113,7 @@ class DumpCallback(TrainerCallback):
         needs = {"truncated"} | {name for name, column in COLUMNS.items() if inputs.get(column) is not None}
         evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
         # including the answers of tools, which TRL leaves out of the loss
-        batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, needs, {}, self.ends)
+        batch = batch_of({**inputs, "tool_mask": None}, evidence, needs, {}, self.ends)
         is_token = inputs["completion_mask"].bool()
         tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
         tensors["mask"] = response_mask(inputs)[is_token]

@@ -154,8 +154,8 @@ def batch_of(
     providers: Mapping[str, Provider],
     ends: Collection[int],
     ids: Tensor | None = None,
-) -> tuple[TokenBatch, Tensor]:
-    """The evidence about one micro-batch, and how many log-probs the sampler could not give.
+) -> TokenBatch:
+    """The evidence about one micro-batch.
 
     Args:
         inputs: the micro-batch.
@@ -176,7 +176,7 @@ def batch_of(
         logprobs = None if logprobs is None else logprobs - evidence["log_support_mass"]
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, logprobs, unread) if values is not None)
-    signals, unscored = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")
+    signals = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")
     signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
     if "truncated" in needs:
         signals["truncated"] = truncated(inputs, ends)
@@ -194,7 +194,7 @@ def batch_of(
                     f"Change its function."
                 )
             signals[name] = values
-    batch = TokenBatch.from_padded(
+    return TokenBatch.from_padded(
         response_mask=mask,
         advantages=inputs["advantages"],
         old_logprobs=anchor,
@@ -204,4 +204,3 @@ def batch_of(
         live_ratio=old is None,
         **by_kind(signals),
     )
-    return batch, (unscored & response_mask(inputs)).count_nonzero()

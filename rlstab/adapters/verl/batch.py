@@ -79,15 +79,15 @@ class MiniBatch:
             turn_rewards=_turn_rewards(data, len(prompts)),
         )
 
-    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
-        """The evidence about some rows, or all, and the number of their tokens without a log-prob of the sampler.
+    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> TokenBatch:
+        """The evidence about some rows, or all.
 
         Raises:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
             ShapeError: an agent loop returned another number of rewards than turns.
         """
         needs = objective.needs
-        signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
+        signals = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
         computed = {"truncated": self.truncated, "turn": turns_of(self.written), **self.evidence}
         if "turn_reward" in needs:
             computed["turn_reward"] = turn_rewards_of(self.turn_rewards, self.written)
@@ -98,8 +98,7 @@ class MiniBatch:
         chosen = slice(None) if rows is None else rows
         columns: dict[str, Any] = {name: values[chosen] for name, values in basics.items()}
         columns |= by_kind({name: values[chosen] for name, values in signals.items()})
-        batch = TokenBatch.from_padded(**columns)
-        return batch, (unscored & self.mask)[chosen].count_nonzero()
+        return TokenBatch.from_padded(**columns)
 
     def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:
         """The tensors of some rows for a dump; ``batch`` is the evidence about them."""

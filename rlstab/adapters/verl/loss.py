@@ -87,7 +87,7 @@ class PlannedLoss:
         if step.plan is None:  # refused: every rank runs the same backward, whose gradients are discarded
             return step.loss(0, PolicyOutputs(model_output["log_probs"].values())).loss
         objective = step.objective
-        piece = step.plan.piece(batch.batch(objective, data[ROW])[0])
+        piece = step.plan.piece(batch.batch(objective, data[ROW]))
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])
         out = step.loss(piece, outputs)

@@ -182,28 +182,23 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             self.engine.optimizer_zero_grad()
             return 0.0 if step.refusal is None else math.nan
         with step.scaled_learning_rate(self.engine.optimizer):
-            if self._rlstab_loss.recorder is not None:
-                self._rlstab_dump(self._rlstab_loss.recorder)
+            if self._rlstab_loss.recorder is not None:  # before the optimizer moves
+                objective, group = self.objective, self.engine.get_data_parallel_group()
+                self._rlstab_loss.recorder.write(
+                    "rlstab",
+                    settings_of(objective, {**objective.init_state(), **self.objective_state}),
+                    self._rlstab_version,
+                    host=f"verl {version('verl')}",
+                    step=self._rlstab_steps + 1,
+                    rank=dist.get_rank(group),
+                    ranks=dist.get_world_size(group),
+                    learning_rate=float(self.engine.optimizer.param_groups[0]["lr"]),
+                    **self._rlstab_sampler,
+                )
             norm = move()
         if not math.isfinite(norm):
             step.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
-
-    def _rlstab_dump(self, recorder: Recorder) -> None:
-        """Write the dump before the optimizer moves."""
-        objective = self.objective
-        engine, group = self.engine, self.engine.get_data_parallel_group()
-        recorder.write(
-            "rlstab",
-            settings_of(objective, {**objective.init_state(), **self.objective_state}),
-            self._rlstab_version,
-            host=f"verl {version('verl')}",
-            step=self._rlstab_steps + 1,
-            rank=dist.get_rank(group),
-            ranks=dist.get_world_size(group),
-            learning_rate=float(engine.optimizer.param_groups[0]["lr"]),
-            **self._rlstab_sampler,
-        )
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
@@ -242,14 +237,12 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
 
 def _sampler(rollout: Any) -> dict[str, Any]:
     """What verl's configuration says of the sampler and its log-probs, by the fields of a dump's header."""
-    mode = rollout.get("logprobs_mode")
+    mode = rollout.get("logprobs_mode") if rollout.calculate_log_probs else None
     return {
         "temperature": float(rollout.temperature),
         "top_p": float(rollout.top_p),
         "top_k": max(0, int(rollout.top_k)),
-        "logprobs_mode": mode
-        if mode in ("processed_logprobs", "raw_logprobs") and rollout.calculate_log_probs
-        else None,
+        "logprobs_mode": mode if mode in ("processed_logprobs", "raw_logprobs") else None,
     }
 
 
