@@ -123,7 +123,6 @@ def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) 
     """
     count = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
     empty = float(comm.sum(count)) - plan.everything.sequences
-    kept_totals, totals_of_all = (
-        replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything)
-    )
+    kept_totals = replace(plan.kept, sequences=plan.kept.sequences + empty)
+    totals_of_all = replace(plan.everything, sequences=plan.everything.sequences + empty)
     return replace(plan, kept=kept_totals, everything=totals_of_all)

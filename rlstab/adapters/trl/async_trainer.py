@@ -234,11 +234,8 @@ class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, rollout in enumerate(self.rollouts):
             named = {SEQUENCE_IDS: number, GROUP_IDS: rollout["group_id"], "advantages": rollout["advantage"]}
-            reward, sampled_at = (
-                rollout["metrics"].get("reward", math.nan),
-                self.synced.get(self.sample.model_version, 0),
-            )
-            yield {**rollout, **named, REWARDS: reward, SAMPLED: sampled_at}
+            named |= {REWARDS: rollout["metrics"].get("reward", math.nan)}
+            yield {**rollout, **named, SAMPLED: self.synced.get(self.sample.model_version, 0)}
 
 
 def _collate(collate: Callable[[Any], dict[str, Any]], examples: Any) -> dict[str, Any]:

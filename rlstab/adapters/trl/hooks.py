@@ -233,10 +233,8 @@ def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
             code = getattr(inspect.unwrap(vars(base)[name]), "__code__", None)
             passed_on = _TO_THE_LOSS & set(getattr(code, "co_names", ()))
             if index > position and name == loss:  # the adapter's is called instead
-                is_lost, cure = (
-                    objective is None,
-                    f"Name {base.__name__} before {adapter.__name__}, or give an objective",
-                )
+                is_lost = objective is None
+                cure = f"Name {base.__name__} before {adapter.__name__}, or give an objective"
             else:
                 is_lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
             if is_lost:

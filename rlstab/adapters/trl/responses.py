@@ -85,10 +85,7 @@ def padded_support(responses: Sequence[Mapping[str, Any]], completion_ids: Tenso
         if len(response["support"]) > length:
             raise ShapeError(f"'support' lists the tokens kept at {len(response['support'])} of {length} tokens.")
         lists += [*response["support"], *[[]] * (length - len(response["support"]))]
-    tokens, counts = (
-        torch.tensor([id for ids in lists for id in ids], dtype=torch.int64),
-        torch.tensor([*map(len, lists)]),
-    )
+    tokens, counts = torch.tensor([id for ids in lists for id in ids]).long(), torch.tensor([*map(len, lists)])
     return as_support(tokens, counts=counts).view(len(responses), length, -1).to(completion_ids.device)
 
 

@@ -173,7 +173,7 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         out, loss = self._rlstab_loss(step, inputs, live)
         if step.plan is not None:
             step.reports[-1] = in_trls_terms(out.report, self.args)
-            step.reports.append(trl_report(step.plan, index, live, out))
+            step.reports.append(trl_report(step.plan, index, live))
             if "tokens/entropy" not in out.report and "entropies" in signals:  # TRL's head has it of every token
                 step.reports.append({"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))})
         elif not train:
