@@ -75,8 +75,7 @@ def _planned(step: Step, loss: Loss, live: Tensor) -> list[Tensor]:
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
-    tensors = {name: values for name, values in step.tensors.items() if name != "counts"}  # a plan counts for itself
-    step = replace(step, tensors={**tensors, "live_now": live})
+    step = step.having({"live_now": live})
     parts = [step.only(responses) for _, responses in rows]
     plan = loss.plan([part.batch for part in parts])
     values = torch.zeros(len(step.ranks), dtype=torch.float64)
@@ -266,8 +265,9 @@ def _changed(record: Claim, edit: Edit) -> Claim:
     """The same, with a change to the formula or to the tensors."""
     loss, step, kind = record
     fields = vars(loss.formula or Formula())
-    before = {**step.tensors, **fields}
-    values = {name: value(step, name) if callable(value) else before.get(value, value) for name, value in edit.items()}
+    before, values = {**step.tensors, **fields}, dict[str, Any]()
+    for name, value in edit.items():
+        values[name] = value(step, name) if callable(value) else before.get(value, value)
     tensors = {name: value for name, value in values.items() if name not in fields and isinstance(value, Tensor)}
     formula = loss.formula and replace(loss.formula, **{name: values[name] for name in values.keys() & fields.keys()})
     loss = replace(loss, formula=formula, scale=loss.scale * float(values.get("scale", 1.0)))
