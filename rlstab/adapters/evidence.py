@@ -19,23 +19,32 @@ from rlstab.hosts import HOSTS
 UNSCORED = "sampler_gave_none"
 
 
-def held_signals(
-    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, str], old: Tensor, *, host: str
-) -> dict[str, Tensor]:
-    """The ``(B, T)`` signals; sampler log-probs that are NaN or above 0 are replaced by ``old``, and :data:`UNSCORED`.
+def signals_of(
+    needs: Set[str],
+    columns: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    old: Tensor,
+    computed: Mapping[str, Tensor],
+    *,
+    host: str,
+) -> dict[str, Any]:
+    """Arguments of :meth:`TokenBatch.from_padded`: the signals that an objective reads, and the old log-probs.
+
+    Sampler log-probs that are NaN or above 0 are replaced by ``old``, and :data:`UNSCORED` says where.
 
     Args:
         needs: of the objective.
         columns: tensors of the host.
         names: of the columns, by signal.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
+        computed: ``(B, T)`` signals that the adapter has computed, which take precedence.
         host: key of :data:`rlstab.hosts.HOSTS`.
 
     Raises:
         MissingSignal: a column is missing that was promised when the trainer was made.
     """
-    signals = {}
-    for name in sorted(needs & names.keys()):
+    signals = {"branch": torch.zeros_like(old)} if "branch" in needs else {}  # no host grows branches
+    for name in sorted((needs & names.keys()) - computed.keys()):
         column = names[name]
         if columns.get(column) is None:
             message = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
@@ -46,15 +55,9 @@ def held_signals(
         unscored = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
         signals["rollout_logprobs"] = torch.where(unscored, old.to(sampled.dtype), sampled)
         signals[UNSCORED] = unscored.float()
-    if "branch" in needs:
-        signals["branch"] = torch.zeros_like(old)  # no host grows branches, but a user-defined function may
-    return signals
-
-
-def by_kind(signals: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of :meth:`TokenBatch.from_padded` for signals, user-defined ones as its ``extra``."""
-    shipped = {name: values for name, values in signals.items() if name in {*SIGNALS, "logprobs"}}
-    return {**shipped, "extra": {name: values for name, values in signals.items() if name not in shipped}}
+    signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
+    shipped: dict[str, Any] = {name: signals.pop(name) for name in [*signals] if name in {*SIGNALS, "logprobs"}}
+    return {"old_logprobs": old, **shipped, "extra": signals}
 
 
 def ids_of_tokens(*sources: Any) -> set[int]:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.evidence import distinct_hashes, hashes, signals_of
 from rlstab.adapters.host_settings import misfits
 from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
@@ -136,8 +136,8 @@ class PolicyLoss(HostTraining):
         names = facts("skyrl")["columns"]
         read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
         columns = {name: part.get(name).to(device) for name in read}
-        old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals = held_signals(needs, columns, names, old, host="skyrl")
+        mask, width = columns["loss_mask"].bool(), part.metadata["response_length"]
+        computed = {"turn": turns_of(mask)}
         if needs & {"logprobs", "entropies"}:
             worker.model.eval()
             with torch.no_grad(), torch.autocast(dtype=torch.bfloat16, device_type="cuda"):  # as SkyRL's own forward
@@ -150,17 +150,15 @@ class PolicyLoss(HostTraining):
                     compute_entropy=True,
                 )
             entropies = output["entropy"][:, -width - 1 : -1]
-            signals |= {"logprobs": logprobs.float(), "entropies": entropies.float()}
-        signals |= {"turn": turns_of(mask)} if "turn" in needs else {}
+            computed |= {"logprobs": logprobs.float(), "entropies": entropies.float()}
         rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
         prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
         return TokenBatch.from_padded(
             response_mask=mask,
             advantages=columns["advantages"] * tokens,
-            old_logprobs=old,
             sequence_ids=distinct_hashes([row[real].numpy().tobytes() for row, real in rows], seen, device),
             group_ids=hashes(prompts, device),
-            **by_kind(signals),
+            **signals_of(needs, columns, names, columns["action_log_probs"], computed, host="skyrl"),
         )
 
     def optim_step(self, theirs: Callable[..., Any], worker: Any) -> Any:

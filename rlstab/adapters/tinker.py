@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.evidence import distinct_hashes, hashes, signals_of
 from rlstab.adapters.objective_state import keep_state, restore_state
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.console import capital
@@ -223,17 +223,14 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> To
     old = columns.get("old_logprobs", columns["logprobs"])
     names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
     names["rollout_logprobs"] = "logprobs"
-    signals = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
     return TokenBatch.from_padded(
         response_mask=columns["mask"],
         advantages=columns["advantages"],
-        old_logprobs=old,
-        logprobs=logprobs,
         sequence_ids=distinct_hashes([row.tobytes() for row in ids], Counter()),
         group_ids=hashes([prompt.tobytes() for prompt in prompts]),
-        **by_kind(signals),
+        **signals_of(needs - {"branch"}, columns, names, old, {"logprobs": logprobs}, host="tinker"),
     )
 
 

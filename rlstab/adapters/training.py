@@ -26,6 +26,7 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.plan import Plan
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
+from rlstab.errors import RlstabError
 
 logger = logging.getLogger(__name__)
 #: The forms in which an objective is given: a YAML file's path or what it holds, or a method or composition.
@@ -97,14 +98,25 @@ class HostTraining:
         self.objective_state = step.state
 
     def _rlstab_restore(self, folder: str | Path) -> None:
-        """Go on from the state in a checkpoint.
+        """Go on from the state in a checkpoint, which the first rank reads: the others may not see its disk.
 
         Raises:
-            CheckpointError: see :func:`~rlstab.adapters.objective_state.restore_state`.
+            CheckpointError: see :func:`~rlstab.adapters.objective_state.restore_state`; on every rank.
         """
         from rlstab.adapters.objective_state import restore_state  # needs safetensors, which not every host brings
 
-        self.objective_state = {**self.objective.init_state(), **restore_state(folder, self._rlstab_chosen)}
+        sent: list[Any] = [None, None]
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            try:
+                sent[0] = restore_state(folder, self._rlstab_chosen)
+            except RlstabError as error:
+                sent[1] = error
+        if dist.is_initialized():
+            dist.broadcast_object_list(sent, src=0)
+        state, damage = sent
+        if damage is not None:
+            raise damage
+        self.objective_state = {**self.objective.init_state(), **state}
 
 
 def plan_step(step: OptimizerStep, batches: Sequence[TokenBatch]) -> None:

@@ -39,7 +39,7 @@ from rlstab.config import objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition, compose
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import ConfigError, HostError, RlstabError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import adapted
 from rlstab.record.writer import Recorder, settings_of
 from rlstab.signals import SIGNAL_NAMES
@@ -183,10 +183,10 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             return 0.0 if step.refusal is None else math.nan
         with step.scaled_learning_rate(self.engine.optimizer):
             if self._rlstab_loss.recorder is not None:  # before the optimizer moves
-                objective, group = self.objective, self.engine.get_data_parallel_group()
+                group = self.engine.get_data_parallel_group()
                 self._rlstab_loss.recorder.write(
                     "rlstab",
-                    settings_of(objective, {**objective.init_state(), **self.objective_state}),
+                    settings_of(self.objective, self.objective_state),
                     self._rlstab_version,
                     host=f"verl {version('verl')}",
                     step=self._rlstab_steps + 1,
@@ -219,20 +219,6 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
         if local_path is not None and "extra" in self.checkpoint_config.load_contents:
             self._rlstab_restore(local_path)
         return super().load_checkpoint(local_path, *args, **kwargs)
-
-    def _rlstab_restore(self, folder: Any) -> None:
-        """The state, read by the first rank, which wrote it, and sent to the others, which may not see its disk."""
-        error: RlstabError | None = None
-        if self.rank == 0:
-            try:
-                super()._rlstab_restore(folder)
-            except RlstabError as damage:
-                error = damage
-        sent: list[Any] = [error, self.objective_state]
-        dist.broadcast_object_list(sent, src=0)
-        error, self.objective_state = sent
-        if error is not None:
-            raise error
 
 
 def _sampler(rollout: Any) -> dict[str, Any]:
