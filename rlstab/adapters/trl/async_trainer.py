@@ -188,7 +188,7 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         assert step is not None
         if step.plan is None and step.refusal is None:  # the step is this micro-batch: its live outputs are evidence
             self._rlstab_plan(step, [inputs[_RESPONSES]], [_padded(live.constant(), inputs)])
-        _, loss = self._rlstab_loss(step, inputs[_RESPONSES], live)
+        loss = self._rlstab_loss(step, inputs[_RESPONSES], live)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs[0].aux_loss / self.current_gradient_accumulation_steps
         return loss

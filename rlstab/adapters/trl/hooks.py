@@ -23,7 +23,6 @@ from rlstab.adapters.trl.release import check_unpatched, ends_of
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
-from rlstab.core.loss import LossOutput
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
@@ -93,14 +92,13 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         if step.plan is not None:
             step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
 
-    def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> tuple[LossOutput, Tensor]:
-        """The loss of the next micro-batch, and what to backpropagate: ranks average gradients."""
+    def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> Tensor:
+        """What to backpropagate of the next micro-batch: its loss times the ranks, which average gradients."""
         index = step.losses
-        out = step.loss(index, live)
-        loss = out.loss * self.accelerator.num_processes
+        loss = step.loss(index, live).loss * self.accelerator.num_processes
         if step.plan is not None and self.on_part is not None:
             self.on_part(inputs, step.batches[index], live, loss)
-        return out, loss
+        return loss
 
     def _rlstab_before_step(self) -> None:
         """Refuse or scale the step; with gradients of None, weights and moments do not change.

@@ -129,11 +129,6 @@ class MiniBatch:
         return self.mask if sampled is None else self.mask | (sampled != 0)
 
 
-def wide_as(values: Tensor, width: int) -> Tensor:
-    """Pad ``(B, t)`` values with zeros to ``(B, width)``: verl pads a micro-batch to its longest response."""
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
-
-
 def _padded(values: Tensor) -> Tensor:
     return torch.nested.to_padded_tensor(values, 0) if values.is_nested else values
 
