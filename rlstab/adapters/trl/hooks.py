@@ -95,7 +95,7 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
     def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> Tensor:
         """What to backpropagate of the next micro-batch: its loss times the ranks, which average gradients."""
         index = step.losses
-        loss = step.loss(index, live).loss * self.accelerator.num_processes
+        loss: Tensor = step.loss(index, live).loss * self.accelerator.num_processes
         if step.plan is not None and self.on_part is not None:
             self.on_part(inputs, step.batches[index], live, loss)
         return loss
