@@ -10,7 +10,7 @@ import torch
 
 from rlstab.adapters.metrics import SIDES
 from rlstab.core.compose import Composition, walk
-from rlstab.core.loss import held_ratio
+from rlstab.core.loss import held_ratio, loss_of_part
 from rlstab.core.objective import State
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -52,8 +52,9 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs) -> Mapping[str, Mean
         report["vespo/phi_seq_mean"] = Mean.of(batch.sequence_mean(kernel), batch.lengths > 0)
     if methods.keys() & {"entropy_bonus", "adaptive_entropy"}:
         penalties = {name: term for name, term in part.terms.penalties.items() if "entropies" not in term.reads}
+        without = replace(part, terms=replace(part.terms, penalties=penalties))
         with torch.no_grad():
-            loss = plan.loss(replace(part, terms=replace(part.terms, penalties=penalties)), constant).loss
+            loss = loss_of_part(without, constant, None, plan.kept, plan.everything).loss
         # these sum to one step
         parts = torch.tensor(len(batch) / max(plan.everything.tokens, 1.0), dtype=torch.float64)
         report["policy_loss"] = Mean(loss.double(), parts)
