@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstab import load_objective, safe_read
-from rlstab.adapters.checkpoint import RECORD, restore_state
+from rlstab.adapters.objective_state import RECORD, restore_state
 from rlstab.bench.record import read_record
 from rlstab.config.settings import JsonlSettings
 from rlstab.errors import CheckpointError, DataError
