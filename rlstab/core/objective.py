@@ -80,15 +80,14 @@ class TokenObjective(Method[TokenBatch]):
         section it is the first line of the docstring, with all settings, under one of the fields, or under ``report``
         where it fills none.
         """
-        sentences = card(type(self)).written
-        words = {field: self._with_settings(sentences[field]) for field in sorted(self.writes & sentences.keys())}
-        return words or dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
-
-    def _with_settings(self, text: str) -> str:
-        """A text with the value of each setting that it names in double backticks."""
         values = {setting.name: str(getattr(self, setting.name)) for setting in settings_of(type(self))}
         spelled = {name: _SPELLED.get(value, value) for name, value in values.items()}
-        return re.sub(r"``(\w+)``", lambda match: spelled.get(match[1], f"`{match[1]}`"), text)
+        words = {
+            field: re.sub(r"``(\w+)``", lambda match: spelled.get(match[1], f"`{match[1]}`"), sentence)
+            for field, sentence in sorted(card(type(self)).written.items())
+            if field in self.writes
+        }
+        return words or dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

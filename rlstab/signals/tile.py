@@ -318,8 +318,7 @@ class Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Tensor) -> Any:
         """There is none."""
         raise RlstabError(
-            "token signals have a first derivative only, and a second one was asked for (create_graph=True). Take "
-            "log_softmax of the logits where you need it."
+            "token signals have a first derivative only (no create_graph=True). Take log_softmax of logits for more."
         )
 
 

@@ -99,8 +99,7 @@ class BNPO(AdvantageEstimator):
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise OutOfRange(
-                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set low to the smallest possible "
-                f"reward and high to the largest."
+                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set them to the least and the largest reward."
             )
 
     def measure(self, part: ResponseBatch) -> Stat:

@@ -49,8 +49,7 @@ class Pipeline:
             if len(named) > 1:
                 first, second = named[:2]
                 raise Conflict(
-                    f"'{first.name}' and '{second.name}' both {does}; a run has exactly one stage that does. Remove "
-                    f"one of them."
+                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them."
                 )
         return cls(
             selectors[0] if selectors else InOrder(),
