@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
@@ -285,10 +285,15 @@ def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that lacks what it was published with."""
     acting = list(active_methods(objective))
     names = {method.name for method in acting}.union(*(method.writes for method in acting))
+    return unmet_in(acting, names)
+
+
+def unmet_in(methods: Iterable[Method[Any]], names: Set[str]) -> list[str]:
+    """A sentence for each method or stage that was published with something that is not among the names."""
     return [
         f"'{method.name}' expects {f'a method that writes {expected!r}' if expected in WRITABLE else repr(expected)} "
-        f"in the composition, which is missing: {reason}"
-        for method in acting
+        f"in the run, which is missing: {reason}"
+        for method in methods
         for expected, reason in method.about.expects.items()
         if expected not in names
     ]

@@ -154,7 +154,7 @@ class Rows:
         return tuple(self.values.get(name) for name in ORDER)
 
 
-def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -> None:
+def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask, teacher_buffers: Buffers) -> None:
     """Fill ``rows[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
     logprobs = torch.log_softmax(logits, dim=-1)
     best = logprobs.amax(-1)
@@ -173,6 +173,8 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
     if "log_support_mass" in rows.values and ask.support is not None:
         total = log_total(logprobs, ask.support[span])
         rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
+    if ask.target is not None:
+        rows.compare(ask.target, span, logits, teacher_buffers)
 
 
 def _entropy(logprobs: Tensor) -> Tensor:

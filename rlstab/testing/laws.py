@@ -247,7 +247,6 @@ def untouched(state: State, batch: Any, live: Mapping[str, Tensor] | None = None
     guard, attributes = ReadOnly(), _attributes(batch)
     guard.guard((f"'{name}' of the batch", value) for name, value in {**vars(batch), **batch.extra}.items())
     guard.guard((f"the live '{name}'", value) for name, value in (live or {}).items())
-    guard.guard(leaves_of(state))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2**40 + 1)  # also detects a method that sets its own seed again
         shared = Shared()
