@@ -128,13 +128,6 @@ class Rows:
         support = None if self.support is None else self.support[index]
         return Rows(values, self.top[index], self.log_sum[index], support)
 
-    def compare(self, target: Target, span: slice, logits: Tensor, buffers: Buffers) -> None:
-        """Fill ``teacher_divergence`` and what its backward reads, once the sums of these rows are known."""
-        if KEPT not in self.values:
-            self.values[KEPT] = self.top.new_empty(self.top.shape[0], target.kept)
-        policy = self.logprobs(span, logits, buffers)
-        self.values["teacher_divergence"][span], self.values[KEPT][span] = target.measure(policy, span, buffers)
-
     def pull(
         self, target: Target, slope: Tensor, span: slice, columns: slice, logits: Tensor, buffers: Buffers
     ) -> Tensor:
@@ -174,7 +167,11 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask, t
         total = log_total(logprobs, ask.support[span])
         rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
     if ask.target is not None:
-        rows.compare(ask.target, span, logits, teacher_buffers)
+        if KEPT not in rows.values:
+            rows.values[KEPT] = rows.top.new_empty(rows.top.shape[0], ask.target.kept)
+        policy = rows.logprobs(span, logits, teacher_buffers)
+        measured = ask.target.measure(policy, span, teacher_buffers)
+        rows.values["teacher_divergence"][span], rows.values[KEPT][span] = measured
 
 
 def _entropy(logprobs: Tensor) -> Tensor:

@@ -252,9 +252,7 @@ class _Check:
         for trial in self.trials(law):
             checked += 1
             try:
-                with (
-                    no_fit_warnings()
-                ):  # alone or with the partners of the laws, it may lack methods that it was published with
+                with no_fit_warnings():  # alone, it may lack methods that it was published with
                     law.check(self.method, trial)
             except NotApplicable as inapplicable:
                 silent.append(str(inapplicable))
