@@ -135,12 +135,9 @@ def _check_restored(value: Any, restored: Any, path: str) -> None:
 
 def size_of(state: State) -> int:
     """The number of numbers and letters in a state."""
-    sizes = (
-        len(value) if isinstance(value, str) else value.numel()
-        for _, value in leaves_of(state)
-        if isinstance(value, str | Tensor)
-    )
-    return sum(sizes) + sum(1 for _ in leaves_of(state))
+    values = [value for _, value in leaves_of(state)]
+    texts, tensors = ([value for value in values if isinstance(value, kind)] for kind in (str, Tensor))
+    return len(values) + sum(map(len, texts)) + sum(map(Tensor.numel, tensors))
 
 
 def check_bounded(sizes: Sequence[int]) -> None:
