@@ -136,8 +136,8 @@ def _check_restored(value: Any, restored: Any, path: str) -> None:
 def size_of(state: State) -> int:
     """The number of numbers and letters in a state."""
     values = [value for _, value in leaves_of(state)]
-    texts, tensors = ([value for value in values if isinstance(value, kind)] for kind in (str, Tensor))
-    return len(values) + sum(map(len, texts)) + sum(map(Tensor.numel, tensors))
+    letters = sum(len(value) for value in values if isinstance(value, str))
+    return len(values) + letters + sum(value.numel() for value in values if isinstance(value, Tensor))
 
 
 def check_bounded(sizes: Sequence[int]) -> None:

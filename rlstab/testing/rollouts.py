@@ -180,7 +180,8 @@ def draw_run(
         # a group of two is enough to break most laws
         sizes = [2, *(draw.randint(1, largest) for _ in range(19 if large else draw.randint(1, min(6, groups) - 1)))]
         sizes = sizes if large else draw.choice([sizes, sizes, sizes, sizes, [1] * len(sizes), [1], []])
-        rollouts.append(make_rollout(sizes, draw.randrange(2**32), needs, number=which, **run))
+        shaped = draw.random() < 0.1
+        rollouts.append(make_rollout(sizes, draw.randrange(2**32), needs, number=which, shaped=shaped, **run))
     return tuple(rollouts)
 
 
@@ -194,11 +195,12 @@ def make_rollout(
     seed: int = 0,
     extreme: float | None = None,
     limit: int = LIMIT,
+    shaped: bool = False,
 ) -> Rollout:
     """One rollout with groups of some sizes, each of a kind of its own; a pure function of its arguments.
 
     Rewards of a group are graded, tied, right or wrong, or equal; it may be a branch, often cut off, or another group
-    of the same prompt. Of one rollout in ten all rewards are shaped.
+    of the same prompt.
 
     Args:
         sizes: the sizes of its groups.
@@ -209,6 +211,7 @@ def make_rollout(
         seed: the seed of the run.
         extreme: the largest reward, if rewards differ little or much; None for ordinary ones.
         limit: most tokens of an answer.
+        shaped: whether rewards are less than the scorer gave, perhaps below 0, which some stages refuse.
     """
     rng = torch.Generator().manual_seed(draw)
     groups, rows = len(sizes), sum(sizes)
@@ -226,7 +229,7 @@ def make_rollout(
     if extreme is not None:
         rewards += [by_response if extreme <= 1 else extreme * (by_response - 0.5), 0.1 + 1e-13 * by_response]
     raw = torch.stack(rewards)[torch.randint(len(rewards), (groups,), generator=rng)[group], torch.arange(rows)]
-    shaped = 0.4 * numbers(rows) * (numbers(1) < 0.1)  # seldom: some stages refuse rewards below 0
+    added = -0.4 * numbers(rows) * shaped
 
     parent = whole(2, torch.full((groups,), limit))
     prefixes = torch.where(numbers(groups) < 0.2, whole(1, parent - 1), 0)
@@ -240,7 +243,7 @@ def make_rollout(
     slots -= slots[:1].clone()
     count = max(1, len(slots.unique()))
     responses = ResponseBatch(
-        rewards=raw - shaped,
+        rewards=raw + added,
         lengths=lengths.double(),
         ended=ended,
         prompt_ids=torch.randperm(PROMPTS, generator=rng)[slots[group]],
