@@ -163,7 +163,7 @@ class LossVerdict:
             could be compared.
         compared: what was compared, in words.
         findings: what is wrong, as sentences, the most certain first.
-        errors: by number of the step, its largest difference.
+        errors: the largest difference of each step, by its number.
         rounding: a difference below is rounding.
         unloaded: methods whose code is not loaded, for which what the dump says of them stood in.
     """

@@ -28,7 +28,7 @@ class Dump:
     """The optimizer steps that were read.
 
     Attributes:
-        steps: in their order.
+        steps: the optimizer steps in their order.
         notes: what was left out and why.
     """
 

@@ -171,7 +171,7 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: 
 
     Args:
         groups: runs by setting and method; the keys are those of the page's controls.
-        scales: by unit of :attr:`RunRecord.spent`, the amount that is 1 on its axis.
+        scales: the amount that is 1 on the axis of a unit of :attr:`RunRecord.spent`, by unit.
     """
     numbers = sum(
         (len(runs) + len(BAND)) * len(metrics_of(runs)) for methods in groups.values() for runs in methods.values()

@@ -336,6 +336,15 @@ def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytes
     assert "truncation" in capsys.readouterr().err
 
 
+def test_a_damaged_dump_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for suffix in ("json", "safetensors"):
+        (tmp_path / f"step-000001.rank-0.{suffix}").write_text("{}")
+    page = tmp_path / "look.html"
+    assert main(["look", str(tmp_path), "--out", str(page)]) == 2
+    assert "no optimizer step in it can be read. step-000001.rank-0.json is left out" in capsys.readouterr().err
+    assert not page.exists()
+
+
 def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
     shutil.copy(LOGS / "healthy.jsonl", run.parent / "old.jsonl")
     os.utime(run.parent / "old.jsonl", (0, 0))
