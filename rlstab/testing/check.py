@@ -225,7 +225,7 @@ class _Check:
 
     def _rollouts(self, draws: str, number: int) -> Sequence[Rollout]:
         extreme, large = draws == "extreme", draws == "large"
-        return draw_run(number, tuple(self.extra), 2 + number // 2, extreme=extreme, large=large)
+        return draw_run(number, tuple(self.extra), 4 + number // 2, extreme=extreme, large=large)
 
     def may_refuse(self, trial: Trial) -> bool:
         """Whether raising ``OutOfRange`` is allowed in a trial.
