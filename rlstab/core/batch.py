@@ -197,8 +197,7 @@ class TokenBatch(SequenceArithmetic):
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
-                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} "
-                f"Your own signals go into extra=."
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}
@@ -241,7 +240,7 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. "
                     f"{_NUMBER[name]}"
                 )
             return sent(values.detach().to(torch.int64), device)
@@ -293,8 +292,7 @@ class TokenBatch(SequenceArithmetic):
             keyword = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
                 f"signal '{name}'{description} was read, and the batch has: {', '.join(names) or 'the basic ones'}. "
-                f"Pass {keyword} to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer "
-                "provides it."
+                f"Pass {keyword} to TokenBatch.from_padded, or let a trainer provide what the method's `needs` names."
             )
         return values
 

@@ -135,7 +135,7 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Of the optimizer step."""
+        """The number of the optimizer step."""
         return self.header.step
 
     @property
@@ -163,6 +163,11 @@ class Step:
         """``(S,)`` int64, the prompts in the order of their identities; a response without one counts as a prompt."""
         groups: Tensor = self.batch.group_ids.unique(return_inverse=True)[1]
         return groups
+
+    def by_response(self, values: Tensor) -> Tensor:
+        """``(S,)`` float64 sums of ``(N,)`` values over the tokens of each response that count in the loss."""
+        zeros = torch.zeros(len(self.tensors["lengths"]), dtype=torch.float64)
+        return zeros.index_add(0, self.row, (values * self.mask).double())
 
     @property
     def accumulation(self) -> int:
