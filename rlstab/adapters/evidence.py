@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rlstab.console import capital
-from rlstab.core.batch import SIGNALS, impossible
+from rlstab.core.batch import SIGNALS
+from rlstab.core.possible_values import impossible
 from rlstab.errors import MissingSignal
 from rlstab.hosts import HOSTS
 

@@ -131,7 +131,7 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     return run.optimisation.model_copy(update={**defaults, **explicit})
 
 
-# -- the two policies that a method compares, by the pairs of :data:`rlstab.core.validate.DRIFT` -----------------------
+# -- the two policies that a method compares, see :data:`rlstab.core.method_checks.DRIFT` ------------------------------
 
 #: For each pair the settings with which the two policies can differ, where a run leaves these settings open.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -146,7 +146,7 @@ def why_idle(drift: str, optimisation: parts.OptimisationSettings) -> str | None
     """Why the two policies that a method compares are the same in a run, with the cure; None if they can differ.
 
     Args:
-        drift: one of :data:`rlstab.core.validate.DRIFT`.
+        drift: one of :data:`rlstab.core.method_checks.DRIFT`.
         optimisation: resolved settings.
     """
     recomputed, fresh = optimisation.old_logprobs == "recompute", optimisation.refresh == "step"

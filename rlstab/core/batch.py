@@ -35,21 +35,10 @@ SIGNALS: Mapping[str, str] = {
 }
 #: Names of log-probs of a token, one for each policy.
 LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
-#: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
-#: in the thousands are off by 3e-4 nats.
-MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), 1e-3)
-#: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
-#: of numbers up to 128, which bfloat16 rounds to 0.5.
-LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3, "teacher_divergence": -1e-3}
 #: Evidence that every batch has but not every method reads. Computing it where no method reads it wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "lag", "block_ids", "turn")
-
-
-def impossible(name: str, values: Tensor) -> Tensor:
-    """``(n,)`` bool: impossible values of a signal of :data:`MOST` or :data:`LEAST`."""
-    return values > MOST[name] if name in MOST else values < LEAST[name]
 
 
 def widened(values: Tensor) -> Tensor:

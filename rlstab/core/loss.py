@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlstab.core.batch import TokenBatch, impossible
+from rlstab.core.batch import TokenBatch
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.possible_values import impossible
 from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.terms import Aggregate, Bounds, Constants, Terms, Totals
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of

@@ -14,11 +14,11 @@ from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
 from rlstab.core.metadata import card
 from rlstab.core.method import Method, State
+from rlstab.core.method_checks import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.core.method_settings import settings_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms
-from rlstab.core.validate import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
@@ -62,7 +62,7 @@ class TokenObjective(Method[TokenBatch]):
 
         @property
         def reads_drift(self) -> Set[str]:
-            """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are the same.
+            """Which policies it compares (:data:`rlstab.core.method_checks.DRIFT`); it is idle where they are the same.
 
             Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its
             own ratio to the old policy has to say so. The live policy differs from the sampler in every run, if only by
@@ -172,7 +172,7 @@ def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: St
     """The terms of a method on one part, checked.
 
     Raises:
-        MethodError: see :func:`rlstab.core.validate.checked_terms`.
+        MethodError: see :func:`rlstab.core.method_checks.checked_terms`.
     """
     terms = method.terms(batch, stat, state)
     return terms if method.name in COMBINATORS else checked_terms(method.name, terms, batch, method.writes)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import widened
-from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import Comm, Gather, LocalComm, Read, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, indices, reached
 from rlstab.core.devices import sent
+from rlstab.core.mean_within import beyond_budget
 from rlstab.core.method_settings import check_choices
 from rlstab.core.order_statistics import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
@@ -219,7 +219,8 @@ class Pool:
         """The smallest value to remove, largest first, so that the mean of the rest is at most ``budget``.
 
         Equal values are removed together, and the smallest always stays. With nothing to remove, the threshold is None.
-        Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True. See :mod:`rlstab.core.budget`.
+        Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True; see
+        :mod:`rlstab.core.mean_within`.
         """
         return cls((_part(values, where),), budget, "budget")
 

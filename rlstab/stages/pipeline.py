@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstab import State
+from rlstab.core.method_checks import check_declared
 from rlstab.core.objective import unmet_in
-from rlstab.core.validate import check_declared
 from rlstab.errors import Conflict
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder

@@ -46,5 +46,5 @@ def same_draws(item: Any, original_item: Any) -> Iterator[None]:
         index_of_part = torch.searchsorted(distinct, part).clamp(max=distinct.numel() - 1)
         return torch.where(distinct[index_of_part] == part, first[index_of_part], part)
 
-    with mock.patch.object(random, "_whole", original):
+    with mock.patch.object(random, "_integers", original):
         yield

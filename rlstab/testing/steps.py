@@ -51,7 +51,7 @@ class Step:
 
     Attributes:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
-        live: the log-probs, and each of :data:`rlstab.core.validate.LIVE`.
+        live: the log-probs, and each of :data:`rlstab.core.method_checks.LIVE`.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.

@@ -41,8 +41,8 @@ from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
+from rlstab.core.method_checks import LIVE
 from rlstab.core.objective import active_methods, require_signals
-from rlstab.core.validate import LIVE
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, ModelError, NonFinite, RlstabError
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
