@@ -1,6 +1,32 @@
 const data = JSON.parse(by("data").textContent);
 const signed = (value, digits) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
+// the pointer, or the arrow keys, read one of `count` values after another; null is none of them
+function reader(element, count, atPointer, show) {
+  let current = null;
+  const read = (index) => {
+    current = index;
+    show(index);
+  };
+  element.addEventListener("pointermove", (event) => read(atPointer(event)));
+  for (const name of ["pointerleave", "blur"]) element.addEventListener(name, () => read(null));
+  element.addEventListener("keydown", (event) => {
+    const last = count - 1;
+    const next = { ArrowLeft: Math.max((current ?? count) - 1, 0), ArrowRight: Math.min((current ?? -1) + 1, last), Home: 0, End: last, Escape: null }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    read(next);
+  });
+}
+for (const chart of all(".chart")) {
+  const hits = all(".hit", chart), text = chart.parentElement.querySelector(".read");
+  const atPointer = (event) => (event.target.closest(".hit") ? hits.indexOf(event.target.closest(".hit")) : null);
+  reader(chart, hits.length, atPointer, (index) => {
+    hits.forEach((hit, other) => hit.classList.toggle("on", other === index));
+    text.textContent = index === null ? "" : hits[index].dataset.text;
+  });
+}
+
 // curves: one cursor over all strips
 if (by("strips")) {
   const { first, last } = data, strips = all(".strip"), ends = strips.map((strip) => [...strip.querySelector(".val").children]);

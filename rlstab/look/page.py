@@ -67,7 +67,7 @@ def page(run: Look) -> str:
         "gradient": gradient,
         "methods": methods,
         **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
-        "data": Markup(safe_json({**curves["data"], **data})),
+        "numbers": {"data": Markup(safe_json({**curves["data"], **data}))},
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
@@ -333,7 +333,7 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
         "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
         "presets": [_row(row, 0) for row in methods.presets],
         "responses": f"{sum(len(step.tensors['lengths']) for step in texts.steps):,}",
-        "choices": ["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)],
+        "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }
     data = {
         "objectives": [[_top(top) for top in row.top] for row in objectives],

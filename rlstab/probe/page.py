@@ -27,7 +27,7 @@ def page(drawn: Map) -> str:
         }
         for row, title in drawn.rows.items()
     ]
-    context = {"legend": LEGEND, "columns": drawn.columns, "rows": rows, "remarks": drawn.remarks}
+    context = {"legend": LEGEND, "columns": drawn.columns, "rows": rows, "remarks": drawn.remarks, "numbers": {}}
     return rendered("probe/map.html", context, script=False)
 
 

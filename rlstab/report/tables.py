@@ -34,7 +34,6 @@ class TableRow:
         seeds: number of seeds with a value.
         value: the mean of the runs that were not lost.
         difference: from the baseline; None for the baseline itself, and without a baseline.
-        estimate: the same difference as numbers, likewise.
         verdict: in words.
         cost: what a rollout costs, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
@@ -45,7 +44,6 @@ class TableRow:
     seeds: int
     value: Shown
     difference: Shown | None
-    estimate: Estimate | None
     verdict: str
     cost: str
     remark: str
@@ -71,7 +69,6 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
             seeds=len(cell.values),
             value=_shown(cell.summary, value_digits),
             difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
-            estimate=paired.difference if paired else None,
             verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
             cost=table.costs[method],
             remark="; ".join(remarks),
