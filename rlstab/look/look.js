@@ -50,7 +50,8 @@ if (by("strips")) {
 }
 
 // tokens
-function tokens(list, select) {
+if (by("list")) {
+  const list = by("list"), select = by("objective");
   const tell = (top, index) => {
     const response = data.responses[top.response], share = top.shares[index];
     const methods = Object.keys(top.did).filter((name) => top.did[name].includes(index));
@@ -72,12 +73,9 @@ function tokens(list, select) {
   };
   const mark = (token, focus = true) => {
     if (!token) return;
-    for (const current of all("[aria-current]", list)) {
-      current.removeAttribute("aria-current");
-      current.tabIndex = -1;
-    }
-    token.setAttribute("aria-current", "true");
-    token.tabIndex = 0;
+    const current = list.querySelector("[aria-current]");
+    if (current) Object.assign(current, { ariaCurrent: null, tabIndex: -1 });
+    Object.assign(token, { ariaCurrent: "true", tabIndex: 0 });
     tell(data.objectives[select.value][token.dataset.top], Number(token.dataset.index));
     if (focus) token.focus();
   };
@@ -93,7 +91,6 @@ function tokens(list, select) {
         const value = shares[index], size = Math.abs(value) / most;
         const level = value === 0 ? 0 : size > 0.5 ? 4 : size > 0.2 ? 3 : size > 0.06 ? 2 : size > 0.01 ? 1 : 0;
         const token = make("span", `t${level ? ` d${value > 0 ? 4 + level : 4 - level}` : ""}${value === 0 ? " off" : ""}`, text);
-        token.tabIndex = -1;
         Object.assign(token.dataset, { top: row, index });
         body.append(token);
       });
@@ -121,4 +118,3 @@ function tokens(list, select) {
     });
   draw();
 }
-if (by("list")) tokens(by("list"), by("objective"));

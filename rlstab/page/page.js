@@ -7,4 +7,4 @@ const make = (tag, name, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-const number = (value, missing = "–") => (value === null || value === undefined ? missing : String(Number(value.toPrecision(3))));
+const number = (value) => (value === null || value === undefined ? "–" : String(Number(value.toPrecision(3))));
