@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import WIDTH
+from rlstab.page.render import short
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import AREA, DERIVED, Comparison
 from rlstab.report.formatting import METRICS
@@ -20,6 +20,8 @@ from rlstab.report.runs import RunRecord, curve
 BUDGET = 320_000
 #: More points than the first add nothing at the width of a figure; fewer than the second show no shape.
 POINTS, FEWEST = 120, 24
+#: Significant digits of a value: with four, shares near 1, such as the kept tokens, would look like steps.
+DIGITS = 6
 #: Quartiles of the seeds, and their mean.
 BAND = ("low", "mean", "high")
 #: With fewer evaluations than this, the training curve shows more.
@@ -186,12 +188,7 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[
                 "grid": grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids)),
                 "names": list(seeds.seeds),
                 "lost": losses.tolist(),
-                "seeds": list(map(_short, seeds.values)),
-                **dict(zip(BAND, map(_short, band), strict=True)),
+                "seeds": [short(values, DIGITS) for values in seeds.values],
+                **{name: short(values, DIGITS) for name, values in zip(BAND, band, strict=True)},
             }
     return {"grids": list(map(list, grids)), "curves": curves}
-
-
-def _short(values: Iterable[float]) -> list[float | None]:
-    """Six significant digits: with four, shares near 1, such as the kept tokens, would look like steps."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -94,7 +94,6 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "outcome_titles": {outcome.name: outcome.title for outcome in comparison.outcomes},
         "unit": UNITS.get(comparison.by),
         "settings": names,
-        "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
         "tables": [
             (key, result_table(table, outcome, alone=len(tables) == 1))
@@ -113,7 +112,6 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
         "signs": COUNTED,
-        "sign_heads": [[sign.title] for sign in COUNTED.values()],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -211,12 +209,11 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
             remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
     unit = f", in {outcome.unit}" if outcome.unit else ""
-    losses = [table.collapses[row.method].losses for row in rows]
     return {
+        "table": table,
         "outcome": outcome.name,
-        "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
-        "rows": list(zip(rows, losses, strict=True)),
+        "rows": rows,
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
     }
 
