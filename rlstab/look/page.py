@@ -49,8 +49,7 @@ PROMPT = 120
 
 def page(run: Look) -> str:
     """The HTML. Nothing that a file says is read as HTML or script."""
-    signs = _signs(run)
-    curves = _curves(run, signs)
+    curves = _curves(run)
     response = cache(partial(_response, run.steps, run.decode))
     gradient = None if run.gradient is None else _gradient(run.gradient, response)
     methods, data = (None, {}) if run.methods is None else _methods(run.methods, run.steps, response)
@@ -64,7 +63,6 @@ def page(run: Look) -> str:
     }
     context = {
         "what": _what(run),
-        "happened": signs,
         "speaks": _speaks(run),
         "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
@@ -75,7 +73,7 @@ def page(run: Look) -> str:
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"log": math.log, "median": median, "signs": SIGNS, "listed": listed},
+        **{"median": median, "signs": SIGNS, "listed": listed},
     }
     return rendered("look/look.html", functions | context)
 
@@ -92,21 +90,6 @@ def _what(run: Look) -> str:
         tokens = sum(len(step.batch) for step in run.steps)
         parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {tokens:,} tokens")
     return " · ".join(parts)
-
-
-def _signs(run: Look) -> list[dict[str, Any]]:
-    if run.diagnosis is None:
-        return []
-    unit = run.diagnosis.log.unit.capitalize()
-    return [
-        {
-            "title": f"{unit} {sign.step}: {SIGNS[sign.name].title}",
-            "text": sign.text,
-            "step": sign.step,
-            "metric": next((name for name in SIGNS[sign.name].reads if name in run.diagnosis.log.metrics), ""),
-        }
-        for sign in run.diagnosis.fired
-    ]
 
 
 def _speaks(run: Look) -> list[tuple[str, str]]:
@@ -128,7 +111,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _curves(run: Look) -> dict[str, Any] | None:
     """The metrics of the log as strips over one axis; None without any."""
     log = run.log
     metrics = {} if log is None else {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
@@ -136,7 +119,9 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         return None
     first = min(int(steps[0]) for steps, _ in metrics.values())
     last = max(int(steps[-1]) for steps, _ in metrics.values())
-    telling = dict.fromkeys(sign["metric"] for sign in signs if sign["metric"] in metrics)
+    signs = run.diagnosis.fired if run.diagnosis else ()
+    shows = [next((name for name in SIGNS[sign.name].reads if name in log.metrics), "") for sign in signs]
+    telling = [name for name in shows if name in metrics]
     ordered = dict.fromkeys([*telling, *in_order(set(metrics))])
     ends = {name: (values.min(), values.max()) for name, (_, values) in metrics.items()}
     moves = {name for name, (lowest, high) in ends.items() if not high - lowest <= FLAT * max(abs(high), abs(lowest))}
@@ -147,9 +132,9 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         return round(100 * (step - first) / max(last - first, 1), 2)
 
     flags: list[tuple[float, list[int]]] = []
-    for number, sign in sorted(enumerate(signs, 1), key=lambda item: (item[1]["step"], item[0])):
-        if not flags or left(sign["step"]) - flags[-1][0] > NEAR:
-            flags.append((left(sign["step"]), []))
+    for step, number in sorted((sign.step or 0, number) for number, sign in enumerate(signs, 1)):
+        if not flags or left(step) - flags[-1][0] > NEAR:
+            flags.append((left(step), []))
         flags[-1][1].append(number)
     strips, data = [], {}
     for name in moving[:STRIPS]:
@@ -161,7 +146,7 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
                 "metric": name,
                 "title": axis(name).title,
                 "name": log.names.get(name, name),
-                "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
+                "signs": [number for number, metric in enumerate(shows, 1) if metric == name],
                 "raw": _path(steps, values, left, low, high),
                 "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
                 **{"low": low, "high": high, "lowest": lowest, "highest": highest},
