@@ -73,7 +73,7 @@ def page(run: Look) -> str:
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"median": median, "signs": SIGNS, "listed": listed},
+        **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
     }
     return rendered("look/look.html", functions | context)
 
@@ -270,16 +270,12 @@ def _did(row: Alternative) -> str:
     return ", ".join(acted) or defaults.get(row.acts_on, "")
 
 
-def _row(row: Alternative, index: int) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "joins": row.joins,
-        "did": _did(row),
-        "bar": f"{min(row.turn / 90, 1) * 100:.1f}",
-        "turn": f"{row.turn:.0f}°" if row.turn >= 10 else f"{row.turn:.1f}°",
-        "length": f"{TIMES} {row.length:.2g}",
-        "index": index,
-    }
+def _turn(row: Alternative) -> str:
+    return f"{row.turn:.0f}°" if row.turn >= 10 else f"{row.turn:.1f}°"
+
+
+def _length(row: Alternative) -> str:
+    return f"{TIMES} {row.length:.2g}"
 
 
 def _methods(
@@ -288,25 +284,21 @@ def _methods(
     from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN
 
     acting = [row for row in methods.rows if row.acts]
-    numbered = {row.name: index for index, row in enumerate(acting, 1)}
-    rows = {row.name: _row(row, numbered.get(row.name, 0)) for row in methods.rows}
-    groups = [(title, [rows[row.name] for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
-    turned = sorted(acting, key=lambda row: -row.turn)
-    sentence = (
-        f"{turned[0].name} would turn its gradient most, by {rows[turned[0].name]['turn']}, with a step "
-        f"{rows[turned[0].name]['length']}."
-        if turned
-        else "None would have changed the gradient of these steps visibly."
-    )
+    groups = [(title, [row for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
+    sentence = "None would have changed the gradient of these steps visibly."
+    if acting:
+        most = max(acting, key=lambda row: row.turn)
+        sentence = f"{most.name} would turn its gradient most, by {_turn(most)}, with a step {_length(most)}."
     objectives = [methods.own, *acting]
     context = {
         "said": f"{methods.told} {sentence}".strip(),
         "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
         "groups": [(title, shown) for title, shown in groups if shown],
-        "idle": [rows[row.name] for row in methods.rows if not row.acts],
+        "idle": [row for row in methods.rows if not row.acts],
+        "index": {row.name: index for index, row in enumerate(acting, 1)},
         "least": f"{TURN:g}° and change its length by less than {100 * LENGTH:g} %",
         "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
-        "presets": [_row(row, 0) for row in methods.presets],
+        "presets": methods.presets,
         "responses": f"{sum(len(step.tensors['lengths']) for step in steps):,}",
         "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }
