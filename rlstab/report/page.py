@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import yaml
@@ -30,7 +29,7 @@ from rlstab.report.curves import (
 )
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, axis, in_order, listed, own_title, setting
-from rlstab.report.runs import curve
+from rlstab.report.runs import curve, grouped
 from rlstab.report.statistics import p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -76,10 +75,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
-    by_method: dict[str, list[str]] = defaultdict(list)
-    for name in metrics:
-        if "/" in name and not name.startswith(tuple(METRICS["general"])):
-            by_method[name.rpartition("/")[0]].append(name)
+    own = [name for name in metrics if "/" in name and not name.startswith(tuple(METRICS["general"]))]
     # the largest k tells most about what the policy can still find
     largest = [name for name in metrics if name.startswith("eval/pass@")][-1:]
     usual = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
@@ -107,7 +103,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "shares": {
             name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
         },
-        "by_method": by_method,
+        "by_method": grouped(own, lambda name: name.rpartition("/")[0]),
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
@@ -203,10 +199,7 @@ def _yaml(config: Mapping[str, Any]) -> str:
 def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
     """One outcome in one setting, which is named unless it is ``alone``."""
     rows = rows_of(table, outcome)
-    remarks: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.remark:
-            remarks[row.remark].append(row.method)
+    remarks = grouped([row for row in rows if row.remark], attrgetter("remark"))
     where = f"{table.title}. " if table.title and not alone else ""
     unit = f", in {outcome.unit}" if outcome.unit else ""
     return {
@@ -214,7 +207,7 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
         "outcome": outcome.name,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
         "rows": rows,
-        "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
+        "remarks": [f"{', '.join(row.method for row in group)}: {remark}." for remark, group in remarks.items()],
     }
 
 
@@ -252,17 +245,17 @@ def _short(value: float) -> str:
 def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -> dict[str, Any]:
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     methods: dict[str, Any] = {}
-    for name, highest in sweep.highest.items():
-        points = [point for point in sweep.points if point.method == name]
-        outcomes: dict[str, list[list[float]]] = defaultdict(list)
-        for point, outcome in itertools.product(points, comparison.outcomes):
-            outcomes[outcome.name].append(sorted(tables[sweep.bench, point.setting].cells[name, outcome.name].every))
+    for name, points in grouped(sweep.points, attrgetter("method")).items():
+        cells = [tables[sweep.bench, point.setting].cells for point in points]
         methods[keys[name]] = {
             "x": [point.value for point in points],
             "stable": [point.stable for point in points],
             "collapsed": [f"{point.collapsed} of {point.runs}" for point in points],
-            "highest": highest,
-            "outcomes": outcomes,
+            "highest": sweep.highest[name],
+            "outcomes": {
+                outcome.name: [sorted(of_point[name, outcome.name].every) for of_point in cells]
+                for outcome in comparison.outcomes
+            },
         }
     return {
         "key": sweep.key,
