@@ -287,8 +287,10 @@ def _methods(
     groups = [(title, [row for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
     sentence = "None would have changed the gradient of these steps visibly."
     if acting:
-        most = max(acting, key=lambda row: row.turn)
-        sentence = f"{most.name} would turn its gradient most, by {_turn(most)}, with a step {_length(most)}."
+        furthest = max(acting, key=lambda row: row.turn)
+        sentence = (
+            f"{furthest.name} would turn its gradient most, by {_turn(furthest)}, with a step {_length(furthest)}."
+        )
     objectives = [methods.own, *acting]
     context = {
         "said": f"{methods.told} {sentence}".strip(),

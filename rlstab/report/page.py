@@ -75,7 +75,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
-    own = [name for name in metrics if "/" in name and not name.startswith(tuple(METRICS["general"]))]
+    of_methods = [name for name in metrics if "/" in name and not name.startswith(tuple(METRICS["general"]))]
     # the largest k tells most about what the policy can still find
     largest = [name for name in metrics if name.startswith("eval/pass@")][-1:]
     usual = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
@@ -103,7 +103,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "shares": {
             name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
         },
-        "by_method": grouped(own, lambda name: name.rpartition("/")[0]),
+        "by_method": grouped(of_methods, lambda name: name.rpartition("/")[0]),
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
