@@ -26,8 +26,11 @@ compare: $(VENV)/.installed
 	$(BIN)/rlstab bench examples/bench_s2t.yaml
 	$(BIN)/rlstab report runs/s2t --metric reward/true/area --metric eval/mean --metric eval/entropy --out runs/s2t/report
 
+# compiled modules are kept also where the environment says otherwise: else each process would compile them again;
+# pytest rewrites the modules of every plugin that it finds, which takes seconds in each process, so it looks for none
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+		$(BIN)/python -m pytest -p xdist.plugin -n auto --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -62,7 +62,7 @@ class Run:
         evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
         bin_width: rollouts behind one value of ``metrics``; 1 where each was read.
         largest: highest value of each bin of 10 rollouts, for metrics that are themselves a largest value.
-        spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
+        spent: the total by unit (``seconds`` or ``tokens``) up to the last rollout of each bin of 10. Seconds are those
             of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
             sampled. A unit that some rollout did not record is left out.
         ended: whether it made all steps that it planned; None if that is not known.
@@ -115,6 +115,12 @@ def binned(record: Run, name: str) -> Curve:
     return record.bins[name]
 
 
+def evaluated(record: Run, name: str) -> Curve:
+    """A metric as it was evaluated, ``eval/...``: rollouts, and values."""
+    values = {line["rollout"]: line[name] for line in record.evaluations if {name, "rollout"} <= line.keys()}
+    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
+
+
 def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
     width = bin_width if bin_width > 1 else WIDTH
@@ -122,15 +128,10 @@ def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def last_tenth(record: Run, name: str) -> float | None:
-    """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
-    return mean_at_end(binned(record, name), record.rollouts, record.bin_width)
-
-
-def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
-    """The same of the bins of a curve; None if the last tenth has none."""
-    ends, values = bins
-    last = ends > rollouts - max(1, rollouts // 10)
-    return float(np.average(values[last], weights=bin_weights(bin_width, ends[last]))) if last.any() else None
+    """Mean of a metric over the last tenth of the rollouts, in whole bins of ten; None if there is no value."""
+    ends, values = binned(record, name)
+    last = ends > record.rollouts - max(1, record.rollouts // 10)
+    return float(np.average(values[last], weights=bin_weights(record.bin_width, ends[last]))) if last.any() else None
 
 
 def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
@@ -144,9 +145,6 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     if not len(values):
         return EMPTY
     bins = (rollouts - 1) // WIDTH
-    if (bins[1:] < bins[:-1]).any():
-        order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
-        bins, values = bins[order], values[order]
     starts = np.concatenate(([0], np.flatnonzero(bins[1:] != bins[:-1]) + 1))
     ends = np.minimum((bins[starts] + 1) * WIDTH, last)
     counts = np.concatenate((starts[1:], [len(bins)])) - starts

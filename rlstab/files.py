@@ -8,13 +8,21 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import ConfigError, RlstabError, reason
+from rlstab.run_files import LOCK
 from rlstab.safe_read import open_file, read_bytes
+
+if TYPE_CHECKING:
+    from filelock import AcquireReturnProxy
 
 
 def from_home(path: str) -> Path:
@@ -25,19 +33,12 @@ def from_home(path: str) -> Path:
         return Path(path)
 
 
-def exists(path: str | Path) -> bool:
-    """Whether a path exists and can be reached."""
-    return os.path.exists(path)  # noqa: PTH110  # see above
-
-
-def is_file(path: str | Path) -> bool:
-    """Whether a path is a regular file that can be reached."""
-    return os.path.isfile(path)  # noqa: PTH113  # see above
-
-
-def is_dir(path: str | Path) -> bool:
-    """Whether a path is a folder that can be reached."""
-    return os.path.isdir(path)  # noqa: PTH112  # see above
+#: Whether a path exists and can be reached.
+exists = os.path.exists
+#: Whether a path is a regular file that can be reached.
+is_file = os.path.isfile
+#: Whether a path is a folder that can be reached.
+is_dir = os.path.isdir
 
 
 def leads_away(path: str | Path) -> bool:
@@ -90,6 +91,38 @@ def replace_file(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     writing.replace(path)
+
+
+@contextmanager
+def filesystem_errors(
+    path: Path, kind: type[RlstabError] = ConfigError, errors: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """Turn errors of the file system into one of rlstab with the file and the reason."""
+    try:
+        yield
+    except errors as error:
+        raise kind(
+            f"{getattr(error, 'filename', None) or path} cannot be written: {reason(error)}. Fix that and continue: "
+            f"`rlstab train` with --resume, `rlstab bench` with --retry."
+        ) from error
+
+
+def locked(folder: Path, advice: str) -> AcquireReturnProxy[Any]:
+    """The context of a lock on a folder, which is made; the kernel releases it when this process ends.
+
+    Raises:
+        ConfigError: another process has it; ends with the advice.
+    """
+    from filelock import FileLock, Timeout  # not in every installation
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / LOCK
+    try:
+        lock = FileLock(file).acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{folder} is being written by another process ({file.read_text()}). {advice}") from None
+    file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    return lock
 
 
 def checksum(content: bytes) -> str:

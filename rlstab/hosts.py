@@ -6,7 +6,7 @@ read them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -43,13 +43,17 @@ class HostSetting:
 
     Attributes:
         value: to write.
-        fits: whether a given value is accepted.
         why: the end of a sentence, for an error.
+        allowed: values that are accepted; empty, any is; None, any that is on or off as ``value`` is.
     """
 
     value: Any
-    fits: Callable[[Any], bool]
     why: str
+    allowed: Sequence[Any] | None = None
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is accepted."""
+        return bool(value) == bool(self.value) if self.allowed is None else not self.allowed or value in self.allowed
 
 
 @dataclass(frozen=True)
@@ -170,57 +174,51 @@ def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
 
 def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``GRPOConfig`` needs with an objective, other than those that must stay at their defaults."""
-    readers, coefficients, estimators = _reference(objective)
-    coefficient = coefficients[0] if coefficients else 0.001
-    settings = {
-        "beta": HostSetting(coefficient, lambda value: value in coefficients if coefficients else bool(value), readers)
-        if readers
-        else HostSetting(0.0, lambda value: not value, _UNREAD)
-    }
+    reads, readers, coefficients, estimators = _reference(objective)
+    coefficient = coefficients[0] if coefficients else 0.001 if reads else 0.0
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
     reason = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts only on 'kl'"
-    settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, reason)
+    settings = {
+        "beta": HostSetting(coefficient, readers, coefficients or None),
+        "use_bias_correction_kl": HostSetting(unbiased[0], reason, unbiased),
+    }
     excluding = own_correction(objective)
     if excluding is not None:
         reason = f"'{excluding[0]}' excludes it: {excluding[1].rstrip('.')}"
-        settings[CORRECTION_SETTING] = HostSetting(False, lambda value: not value, reason)
+        settings[CORRECTION_SETTING] = HostSetting(False, reason)
     return settings
 
 
 def verl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``actor_rollout_ref.actor`` needs with an objective; see :func:`trl_settings`."""
-    readers, coefficients, _ = _reference(objective)
+    reads, readers, coefficients, _ = _reference(objective)
     default = facts("verl")["loss"]["kl_loss_coef"]
-    allowed = coefficients if readers else [default]
+    allowed = coefficients if reads else [default]
     return {
-        "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
-        "kl_loss_coef": HostSetting(
-            next(iter(allowed), default), lambda value: not allowed or value in allowed, readers or _UNREAD
-        ),
+        "use_kl_loss": HostSetting(reads, readers),
+        "kl_loss_coef": HostSetting(next(iter(allowed), default), readers, allowed),
     }
 
 
 def skyrl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``trainer.algorithm`` needs with an objective, other than those that must stay at defaults."""
-    readers, _, _ = _reference(objective)
+    reads, readers, _, _ = _reference(objective)
     added = "SkyRL's term would be added: the coefficient is that of 'kl' in the objective"
     return {
-        "policy_loss_type": HostSetting("rlstab", lambda value: value == "rlstab", "the objective has another name"),
-        "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
-        **({"kl_loss_coef": HostSetting(0.0, lambda value: not value, added)} if readers else {}),
+        "policy_loss_type": HostSetting("rlstab", "the objective has another name", ["rlstab"]),
+        "use_kl_loss": HostSetting(reads, readers),
+        **({"kl_loss_coef": HostSetting(0.0, added)} if reads else {}),
     }
 
 
-_UNREAD = "no method of the objective reads the reference model"
-
-
-def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
-    """Why an objective needs the reference model, empty if it does not; coefficients and estimators of its ``kl``."""
+def _reference(objective: TokenObjective) -> tuple[bool, str, list[Any], list[Any]]:
+    """Whether an objective needs the reference model, and why; coefficients and estimators of its ``kl``."""
     names = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
     coefficients = kl_settings(objective, "coefficient")
     with_coefficient = f" with the coefficient {coefficients[0]}" if coefficients else ""
-    reason = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else ""
-    return reason, coefficients, kl_settings(objective, "estimator")
+    reason = "no method of the objective reads the reference model"
+    reason = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else reason
+    return bool(names), reason, coefficients, kl_settings(objective, "estimator")
 
 
 #: A response is truncated if its last token is not an EOS; no host grows branches; turns follow from the mask of tools.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 #: Seconds to wait for an answer.
 HUB_WAIT = 5.0
@@ -28,3 +31,15 @@ def first_line(error: Exception) -> str:
     """The message of an error, in one line without a full stop."""
     text = re.sub(r":\s*\n", ": ", str(error).strip())  # a line that ends in a colon needs the next
     return text.partition("\n")[0].rstrip(" .,") or type(error).__name__
+
+
+@contextmanager
+def quiet(library: Any) -> Iterator[None]:
+    """Without the progress bars of transformers' logging or of datasets, which would mix with ours and with errors."""
+    shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            library.enable_progress_bar()

@@ -23,8 +23,8 @@ from rlstab.errors import ModelError
 from rlstab.extras import how_to_install, missing, require, require_trackers
 from rlstab.files import from_home
 from rlstab.signals import slow_bf16
-from rlstab.tasks.blocks import require_blocks
 from rlstab.tasks.build import build_task
+from rlstab.tasks.evidence import require_evidence
 from rlstab.tasks.rewards import build_rewards, require_functions, score
 from rlstab.tasks.scorers import as_mathematics
 from rlstab.tasks.task import Example, Task
@@ -74,8 +74,7 @@ def _is_on_the_hub(name: str) -> bool:
 
 def _tried(run: RunConfig, task: Task) -> list[str]:
     """Findings about a task: its first prompt, and the score of an empty answer."""
-    if any(name.startswith("block_") for name in run.composition.needs | run.pipeline.needs):
-        require_blocks(task, "a method or stage")
+    require_evidence(run, task)
     example = task.example("train", 0)
     rewards = build_rewards(run.reward, task, getattr(run.task, "environment", None) or ())
     scores = score(task, [example], [""], rewards=rewards, whole=[""])

@@ -82,7 +82,7 @@ def test_every_card_says_what_the_class_does() -> None:
     assert {f"puts {len(METHODS)} of", f"{len(PRESETS)} recipes"} <= {*re.findall(r"puts \d+ of|\d+ recipes", readme)}
     for cls in (*METHODS, *STAGES):
         assert_form(cls, card(cls))
-        (assert_of_stage if issubclass(cls, Stage) else assert_of_method)(cls, card(cls))  # type: ignore[arg-type]
+        (assert_of_stage if issubclass(cls, Stage) else assert_of_method)(cls, card(cls))  # type: ignore[arg-type]  # each fits its kind
     assert all(getattr(rlstab, cls.__name__) is cls for cls in METHODS)
 
 

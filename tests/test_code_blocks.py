@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlstab.cli import main
 from rlstab.config import load_run
 from tests.test_docs import DOCS, NOTEBOOKS, ROOT, RUN_HERE, blocks
 from tests.train.runs import checkpoints, go, small
@@ -273,7 +275,7 @@ FOUND: dict[str, Callable[[Path], None]] = {
     "docs/how-to/probe.md": a_mask,
     "docs/start/trainer.md": files(first__yaml=blocks(DOCS / "start" / "trainer.md", "yaml")[0]),
 }
-#: Pages whose commands take a second or two together.
+#: Pages whose commands take a second together, in this process.
 QUICK = {"docs/how-to/diagnose.md"}
 
 
@@ -285,13 +287,16 @@ QUICK = {"docs/how-to/diagnose.md"}
         if any(not elsewhere(line) for line in lines_of(page))
     ],
 )
-def test_the_commands_of_a_page_run_as_printed(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for name in ("tests", "benchmarks", "docs", "rlstab"):
         (tmp_path / name).symlink_to(ROOT / name)
     FOUND.get(name_of(page), lambda folder: None)(tmp_path)
+    monkeypatch.chdir(tmp_path)
     for line in lines_of(page):
-        if line in LONG:
+        if name_of(page) in QUICK:
+            assert main(shlex.split(line)[1:]) == 0
+        elif line in LONG:
             shell(f"{line} --dry-run", tmp_path)
         elif not elsewhere(line):  # 3: a sign of --fail-on is present; 1: doctor misses an optional trainer
             shell(line, tmp_path, codes=(0, 3) if "--fail-on" in line else (0, 1) if "doctor" in line else (0,))

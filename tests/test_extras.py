@@ -102,6 +102,8 @@ def test_a_peft_that_transformers_refuses_is_answered_with_releases_that_fit(mon
         load_model("countdown-tiny", adapter=AdapterSettings())
 
 
+#: A log without a dump is looked at without torch.
+LOOK = "look {examples}/../tests/diagnose/data/truncation.jsonl --out look.html"
 #: What needs neither torch nor pydantic: commands, and how their output begins.
 QUICK = {"": "usage: rlstab", "--help": "usage: rlstab", "--version": f"rlstab {rlstab.__version__}"}
 #: What the names of the library, which are about tensors alone, must not import.
@@ -117,7 +119,6 @@ LIGHT = {
     "init": 0,
     "init dapo": 0,
     "check dapo.yaml": 0,
-    "look {examples}/../tests/diagnose/data/truncation.jsonl --out look.html": 0,
     "runs": 2,
     "look runs/x": 2,
     "train {run}": 2,
@@ -128,7 +129,7 @@ LIGHT = {
 WITH = {"train": {"train {run}": 0, "bench {examples}/bench_entropy.yaml --dry-run": 0}}
 PROGRAM = """
 import contextlib, io, json, sys
-lacking, quick, light = map(json.loads, sys.argv[1:])
+lacking, quick, look, light = map(json.loads, sys.argv[1:])
 for name in lacking:
     sys.modules[name] = None
 before = set(sys.modules)
@@ -144,6 +145,8 @@ def run(command):
 for command in quick:
     run(command)
 too_much = sys.modules.keys() & {"torch", "pydantic"}
+run(look)
+too_much |= sys.modules.keys() & {"torch"}
 import torch, torch.distributed
 before = set(sys.modules)
 [getattr(rlstab, name) for name in dir(rlstab)]
@@ -175,7 +178,8 @@ def test_an_install_with_one_extra_does_what_it_can(extra: str, tmp_path: Path) 
     every = set().union(*OF.values(), *COMES_WITH.values())
     paths = {"examples": CLONE / "examples", "run": "run.yaml"}
     commands = {command.format(**paths): code for command, code in {**LIGHT, **WITH.get(extra, {})}.items()}
-    lists = sorted(every - there), [*QUICK], [*commands]
+    look = LOOK.format(**paths)
+    lists = sorted(every - there), [*QUICK], look, [*commands]
     program = [sys.executable, "-c", PROGRAM, *map(json.dumps, lists)]
     ran = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
     at_once, by_names, too_much, ended = json.loads(ran.stdout)
@@ -187,6 +191,8 @@ def test_an_install_with_one_extra_does_what_it_can(extra: str, tmp_path: Path) 
     for command, begins in QUICK.items():
         code, out, _ = ended.pop(command)
         assert (code, out.startswith(begins)) == (0, True), command
+    assert ended.pop(look)[0] == 0
+    assert "Answers are cut off" in (tmp_path / "look.html").read_text()
     assert {command: code for command, (code, *_) in ended.items()} == commands, ended
     assert ended[f"check {CLONE}/examples/countdown.yaml"][1].startswith("no conflict: ")
     for code, _, said in ended.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstab import load_objective, safe_read
-from rlstab.adapters.checkpoint import RECORD, restore_state
+from rlstab.adapters.objective_state import RECORD, restore_state
 from rlstab.bench.record import read_record
 from rlstab.config.settings import JsonlSettings
 from rlstab.errors import CheckpointError, DataError
@@ -17,7 +17,7 @@ from rlstab.files import leads_away, replace_file
 from rlstab.report.listing import running
 from rlstab.run_files import LOCK
 from rlstab.safe_read import as_float, as_number, as_step, parse_json, read_bytes, read_json, text_of
-from rlstab.tasks.rows import read_rows
+from rlstab.tasks.text_task import read_rows
 from rlstab.visible import LINE, in_error
 
 

@@ -156,13 +156,12 @@ def test_a_live_verdict_is_that_of_the_prefix() -> None:
     watch, announced = Watch("rollout"), list[str]()
     for step in range(1, LONG + 1):
         watch.rows.log(step, {name: values[step - 1] for name, values in shapes.items()})
-        if step % 20 == 0:
+        if step % 20 == 0 and (found := watch.log(step, {})):
             prefix = {
                 sign.name: sign for sign in signs(record({name: values[:step] for name, values in shapes.items()}))
             }
-            for sign in watch.log(step, {}):
-                assert prefix[sign.name] == sign
-                announced.append(sign.name)
+            assert found == [prefix[sign.name] for sign in found]
+            announced += [sign.name for sign in found]
     assert len(announced) == len(set(announced)) > 4
 
 
@@ -216,7 +215,7 @@ HOLDS = ("flat", "rising", "saturating", "a little", "recovering", "always negat
 def test_a_reward_that_falls_is_told_from_one_that_is_noisy(shape: str) -> None:
     for length in (30, 40, 200):
         for size in (0.0, 0.02, 0.08):
-            for seed in range(3):
+            for seed in range(2):
                 rewards = falling(shape, length, size, seed)
                 sign = reward_fall.detect(record({"reward/mean": rewards}))
                 assert sign.fired is (shape in FALLS), (length, size, seed, sign)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rlstab.summary import start_and_end, summary
 from rlstab.train.tracking import ProgressBar
+from tests.train.runs import printed
 
 
 def records(count: int, **metrics: tuple[float, float]) -> list[dict[str, float]]:
@@ -54,7 +55,7 @@ def test_the_bar_keeps_count_and_reward_on_every_terminal(width: int, total: int
     bar.show(60, values)
     plain = Console(file=io.StringIO(), width=width)
     plain.print(bar.make_tasks_table(bar.tasks))
-    (line,) = plain.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (line,) = printed(plain).splitlines()
     assert f"60/{total}" in line
     assert "reward 0.250" in line
     assert "…" not in line

@@ -18,11 +18,11 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.loss import Part, held_ratio, loss_of_part
 from rlstab.core.method import measure_all
+from rlstab.core.method_checks import LIVE
 from rlstab.core.objective import State, TokenObjective, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Totals
-from rlstab.core.validate import LIVE
 
 #: Responses per prompt, and the limit of their length in tokens: a response of that length was cut off.
 GROUP, LIMIT = 4, 64

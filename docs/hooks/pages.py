@@ -14,7 +14,7 @@ import yaml
 
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
-from rlstab.config import suggestions
+from rlstab.config import validation
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
 from rlstab.core.metadata import SOURCES, NoOpAt, card
@@ -221,7 +221,7 @@ def costs(method: Method[Any]) -> str:
 
 def names_elsewhere() -> str:
     """What settings of other libraries are called here, from the table that errors answer with."""
-    text = (Path(suggestions.__file__).parent / "other_names.yaml").read_text(encoding="utf-8")
+    text = (Path(validation.__file__).parent / "other_names.yaml").read_text(encoding="utf-8")
     libraries = yaml.safe_load(text)["settings"]
     rows = [
         [library, f"`{name}`", said if said.endswith(".") else f"`{said}`"]

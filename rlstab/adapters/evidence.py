@@ -4,69 +4,61 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstab.console import capital
-from rlstab.core.batch import SIGNALS, TokenBatch, impossible
-from rlstab.core.stats import Mean
+from rlstab.core.batch import SIGNALS
+from rlstab.core.possible_values import impossible
 from rlstab.errors import MissingSignal
 from rlstab.hosts import HOSTS
 
+#: The signal of tokens for which the sampler gave no log-prob, 1.0 on those and 0.0 on others.
+UNSCORED = "sampler_gave_none"
 
-def held_signals(
-    needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, str], old: Tensor, *, host: str
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, replaced by ``old``.
+
+def signals_of(
+    needs: Set[str],
+    columns: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    old: Tensor,
+    computed: Mapping[str, Tensor],
+    *,
+    host: str,
+) -> dict[str, Any]:
+    """Arguments of :meth:`TokenBatch.from_padded`: the signals that an objective reads, and the old log-probs.
+
+    Sampler log-probs that are NaN or above 0 are replaced by ``old``, and :data:`UNSCORED` says where.
 
     Args:
         needs: of the objective.
         columns: tensors of the host.
         names: of the columns, by signal.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
+        computed: ``(B, T)`` signals that the adapter has computed, which take precedence.
         host: key of :data:`rlstab.hosts.HOSTS`.
 
     Raises:
         MissingSignal: a column is missing that was promised when the trainer was made.
     """
-    signals = {}
-    for name in sorted(needs & names.keys()):
+    signals = {"branch": torch.zeros_like(old)} if "branch" in needs else {}  # no host grows branches
+    for name in sorted((needs & names.keys()) - computed.keys()):
         column = names[name]
         if columns.get(column) is None:
             message = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
             raise MissingSignal(f"{message}. {capital(HOSTS[host].cure(name))}.")
         signals[name] = columns[column]
-    unscored = torch.zeros_like(old, dtype=torch.bool)
     if "rollout_logprobs" in signals:
         sampled = signals["rollout_logprobs"]
         unscored = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
         signals["rollout_logprobs"] = torch.where(unscored, old.to(sampled.dtype), sampled)
-    if "branch" in needs:
-        signals["branch"] = torch.zeros_like(old)  # no host grows branches, but a user-defined function may
-    return signals, unscored
-
-
-def by_kind(signals: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of :meth:`TokenBatch.from_padded` for signals, user-defined ones as its ``extra``."""
-    shipped = {name: values for name, values in signals.items() if name in {*SIGNALS, "logprobs"}}
-    return {**shipped, "extra": {name: values for name, values in signals.items() if name not in shipped}}
-
-
-def unscored_share(needs: Set[str], batches: Sequence[tuple[TokenBatch, Tensor]]) -> dict[str, Mean]:
-    """The share of tokens for which the sampler gave no log-prob; empty if the objective does not read them.
-
-    Args:
-        needs: of the objective.
-        batches: the evidence of each micro-batch, and its number of such tokens.
-    """
-    if "rollout_logprobs" not in needs:
-        return {}
-    count = torch.stack([count.double() for _, count in batches]).sum()
-    tokens = torch.tensor(float(sum(len(batch) for batch, _ in batches)), dtype=torch.float64)
-    return {"sampler/unscored": Mean(count, tokens)}
+        signals[UNSCORED] = unscored.float()
+    signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
+    shipped: dict[str, Any] = {name: signals.pop(name) for name in [*signals] if name in {*SIGNALS, "logprobs"}}
+    return {"old_logprobs": old, **shipped, "extra": signals}
 
 
 def ids_of_tokens(*sources: Any) -> set[int]:

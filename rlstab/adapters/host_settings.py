@@ -29,25 +29,23 @@ _STEPS_EARLY = ("lomo", "layerwise")
 
 def misfits(
     get: Callable[[str], Any], defaults: Mapping[str, Any], wanted: Mapping[str, HostSetting]
-) -> tuple[list[str], dict[str, Any]]:
-    """A sentence for each setting of a host that does not fit an objective, and what to write.
+) -> dict[str, tuple[str, Any]]:
+    """For each setting of a host that does not fit an objective, a sentence and what to write.
 
     Args:
         get: the value of a setting.
         defaults: of the settings that the objective replaces.
         wanted: the other settings that it needs.
     """
-    wrong: list[str] = []
-    write: dict[str, Any] = {}
-    for name, default in defaults.items():
-        if get(name) != default:
-            wrong.append(f"{name} = {get(name)!r} has no effect: the objective is the loss")
-            write[name] = default
+    wrong = {
+        name: (f"{name} = {get(name)!r} has no effect: the objective is the loss", default)
+        for name, default in defaults.items()
+        if get(name) != default
+    }
     for name, setting in wanted.items():
         if not setting.fits(get(name)):
-            wrong.append(f"{name} = {get(name)!r}, and {setting.why}")
-            write[name] = setting.value
-    return wrong, write
+            wrong[name] = f"{name} = {get(name)!r}, and {setting.why}", setting.value
+    return wrong
 
 
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
@@ -81,58 +79,52 @@ def check_trl_settings(
     Raises:
         ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
     """
-    wrong, write = _misfits(config, objective, host, derived=derived)
+    wrong = _misfits(config, objective, host, derived=derived)
     if not wrong:
         return
-    lines = "\n  ".join(f"{host.section}.{sentence}." for sentence in wrong)
-    advice = f"Write {_keywords(write)}."
-    if any(name in (*TRL_LOSS, "beta") for name in write):
+    advice = f"Write {_keywords(wrong)}."
+    if any(name in (*TRL_LOSS, "beta") for name in wrong):
         try:
             as_set = objective_of(config)
-            additions = _keywords(_misfits(config, load_objective(as_set), host)[1])
+            additions = _keywords(_misfits(config, load_objective(as_set), host))
             advice += (
                 f"\n  Or train by these settings: objective={as_set!r}{f', with {additions}' if additions else ''}."
             )
         except ConfigError as error:
             advice += f"\n  No objective is what they say: {error}"
-    raise ConfigError(f"{lines}\n  {advice}")
+    lines = [f"{host.section}.{sentence}." for sentence, _ in wrong.values() if sentence]
+    raise ConfigError("\n  ".join([*lines, advice]))
 
 
-def _misfits(
-    config: Any, objective: Composition, host: Host, *, derived: bool = False
-) -> tuple[list[str], dict[str, Any]]:
+def _misfits(config: Any, objective: Composition, host: Host, *, derived: bool = False) -> dict[str, tuple[str, Any]]:
     """A sentence for each setting that does not fit, and what to write."""
     settings = dict(host.settings(objective))
     if derived or not config.use_vllm:
         settings.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
-    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings)
-    sentence, replacements = _windows(config)
-    if sentence:
-        wrong.append(sentence)
-        write |= replacements
+    wrong = misfits(partial(getattr, config), {} if derived else TRL_LOSS, settings) | _windows(config)
     optimizer = str(getattr(config.optim, "value", config.optim))
     if any(word in optimizer for word in _STEPS_EARLY):
-        wrong.append(f"optim = {optimizer!r} steps inside the backward pass: none can be refused")
-        write["optim"] = "adamw_torch"
-    return wrong, write
+        sentence = f"optim = {optimizer!r} steps inside the backward pass: none can be refused"
+        wrong["optim"] = sentence, "adamw_torch"
+    return wrong
 
 
-def _keywords(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+def _keywords(wrong: Mapping[str, tuple[str, Any]]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, (_, value) in wrong.items())
 
 
-def _windows(config: Any) -> tuple[str, dict[str, Any]]:
+def _windows(config: Any) -> dict[str, tuple[str, Any]]:
     """An optimizer step must lie in one generation, so that all of it is known before its first backward pass."""
     count, slices = config.gradient_accumulation_steps, config.steps_per_generation
     if slices * config.num_iterations % count == 0:
-        return "", {}
+        return {}
     rows = config.generation_batch_size // slices
     multiple = count * config.num_generations // math.gcd(count * rows, config.num_generations)
-    return (
+    sentence = (
         f"gradient_accumulation_steps = {count}: a step would span generations, of steps_per_generation={slices} x "
-        f"num_iterations={config.num_iterations}",
-        {"steps_per_generation": multiple, "generation_batch_size": None},
+        f"num_iterations={config.num_iterations}"
     )
+    return {"steps_per_generation": (sentence, multiple), "generation_batch_size": ("", None)}
 
 
 def check_windows(config: Any) -> None:
@@ -141,9 +133,8 @@ def check_windows(config: Any) -> None:
     Raises:
         ConfigError: names the setting, and what to write instead.
     """
-    sentence, replacements = _windows(config)
-    if sentence:
-        raise ConfigError(f"GRPOConfig.{sentence}. Write {_keywords(replacements)}.")
+    if wrong := _windows(config):
+        raise ConfigError(f"GRPOConfig.{wrong['steps_per_generation'][0]}. Write {_keywords(wrong)}.")
 
 
 def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, distilled: bool = False) -> None:
@@ -164,8 +155,8 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
         (_ACTOR, host_facts["instead"], verl_settings(objective)),
         (f"{_ACTOR}.policy_loss", host_facts["instead_of_policy_loss"], {}),
     ):
-        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in replacements}, settings)
-        for sentence, (name, value) in zip(wrong, write.items(), strict=True):
+        wrong = misfits(get, {name: VERL_LOSS[name] for name in replacements}, settings)
+        for name, (sentence, value) in wrong.items():
             hint = f", and in the objective: {replacements[name]}" if name in replacements else ""
             lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
     engine = get("strategy", ENGINES[0])

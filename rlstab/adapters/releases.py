@@ -34,32 +34,24 @@ def check_release(host: str, installed: str = "") -> None:
     if not any(_matches(installed, release) for release in supported):
         named = " and ".join([", ".join(supported[:-1]), supported[-1]]) if supported[1:] else f"{supported[0]} alone"
         raise HostError(f"{name} is installed, and the adapter knows {named}. {how_to_install(host)}")
-    changed = [
-        method
-        for owner, methods in host_facts["methods"].items()
-        for method in check_methods(
-            pkgutil.resolve_name(owner),
-            {method: signature for method, signature in methods.items() if not _replaced(host, owner, method)},
-            release=name,
-            homes=homes,
-            cure=how_to_install(host),
-        )
-    ]
+    changed: list[str] = []
+    for owner, methods in host_facts["methods"].items():
+        expected = {method: signature for method, signature in methods.items() if not _replaced(host, owner, method)}
+        scope = pkgutil.resolve_name(owner)
+        changed += check_methods(scope, expected, release=name, homes=homes, cure=how_to_install(host))
     if changed:
         warnings.warn(
             f"{', '.join(changed)} of {name}, or of what it builds on, changed since the adapter was tested. What is "
             f"new there may be missing here. Compare one step with its own loss, or install {tested(host)}.",
             stacklevel=4,
         )
-    tested_with = host_facts.get("tested_with", {})
     other = [
-        package
-        for package, versions in tested_with.items()
+        f"{package} {version(package)}"
+        for package, versions in host_facts.get("tested_with", {}).items()
         if not any(_matches(version(package), release) for release in versions.split(" or "))
     ]
     if other:
-        versions = ", ".join(f"{package} {version(package)}" for package in other)
-        warnings.warn(f"the adapter was not tested with {versions}, but with {tested(host)}.", stacklevel=4)
+        warnings.warn(f"the adapter was not tested with {', '.join(other)}, but with {tested(host)}.", stacklevel=4)
 
 
 def _replaced(host: str, owner: str, method: str) -> bool:

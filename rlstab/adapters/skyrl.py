@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlstab.adapters.checkpoint import keep_state
-from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.evidence import distinct_hashes, hashes, signals_of
 from rlstab.adapters.host_settings import misfits
+from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
@@ -63,10 +63,10 @@ def register(objective: Given, config: Any) -> None:
     chosen = open_objective(objective)
     adapted("skyrl").require(chosen)
     algorithm = config.trainer.algorithm
-    wrong, write = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
+    wrong = misfits(lambda name: attrgetter(name)(algorithm), facts("skyrl")["loss"], skyrl_settings(chosen))
     lines = [
         f"trainer.algorithm.{sentence}. Write trainer.algorithm.{name}={flow(value)}."
-        for sentence, (name, value) in zip(wrong, write.items(), strict=True)
+        for name, (sentence, value) in wrong.items()
     ]
     if config.trainer.strategy != "fsdp":
         lines.append(f"trainer.strategy = {config.trainer.strategy!r}: the adapter supports only FSDP. Write fsdp.")
@@ -128,16 +128,16 @@ class PolicyLoss(HostTraining):
         output.metrics.update(self._rlstab_metrics.collect())
         return output
 
-    def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> tuple[TokenBatch, Tensor]:
-        """The evidence about a micro-batch, and the number of its tokens without a log-prob of the sampler."""
+    def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> TokenBatch:
+        """The evidence about a micro-batch."""
         if part.get("pixel_values") is not None:
             raise HostError("the adapter for SkyRL does not pass on images. Train a text-only model.")
         needs, device = self.objective.needs, next(worker.model.parameters()).device
         names = facts("skyrl")["columns"]
         read = [name for name in (*_READ, *names.values()) if part.get(name) is not None]
         columns = {name: part.get(name).to(device) for name in read}
-        old, mask, width = columns["action_log_probs"], columns["loss_mask"].bool(), part.metadata["response_length"]
-        signals, unscored = held_signals(needs, columns, names, old, host="skyrl")
+        mask, width = columns["loss_mask"].bool(), part.metadata["response_length"]
+        computed = {"turn": turns_of(mask)}
         if needs & {"logprobs", "entropies"}:
             worker.model.eval()
             with torch.no_grad(), torch.autocast(dtype=torch.bfloat16, device_type="cuda"):  # as SkyRL's own forward
@@ -150,19 +150,16 @@ class PolicyLoss(HostTraining):
                     compute_entropy=True,
                 )
             entropies = output["entropy"][:, -width - 1 : -1]
-            signals |= {"logprobs": logprobs.float(), "entropies": entropies.float()}
-        signals |= {"turn": turns_of(mask)} if "turn" in needs else {}
+            computed |= {"logprobs": logprobs.float(), "entropies": entropies.float()}
         rows = list(zip(columns["sequences"].cpu(), columns["attention_mask"].bool().cpu(), strict=True))
         prompts = [row[:-width][real[:-width]].numpy().tobytes() for row, real in rows]
-        batch = TokenBatch.from_padded(
+        return TokenBatch.from_padded(
             response_mask=mask,
             advantages=columns["advantages"] * tokens,
-            old_logprobs=old,
             sequence_ids=distinct_hashes([row[real].numpy().tobytes() for row, real in rows], seen, device),
             group_ids=hashes(prompts, device),
-            **by_kind(signals),
+            **signals_of(needs, columns, names, columns["action_log_probs"], computed, host="skyrl"),
         )
-        return batch, (unscored & mask).count_nonzero()
 
     def optim_step(self, theirs: Callable[..., Any], worker: Any) -> Any:
         """SkyRL's, at the scaled learning rate; a refused or skipped step only moves the schedule."""

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.adapters.checkpoint import keep_state, restore_state
-from rlstab.adapters.evidence import by_kind, distinct_hashes, hashes, held_signals
+from rlstab.adapters.evidence import distinct_hashes, hashes, signals_of
+from rlstab.adapters.objective_state import keep_state, restore_state
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.console import capital
 from rlstab.core.batch import TokenBatch
@@ -66,9 +66,9 @@ class TinkerLoss(HostTraining):
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
         step, live = self.step, _padded("logprobs", logprobs, data)
-        evidence = batch_of(data, live.detach(), self.objective.needs)
-        plan_step(step, [evidence])
-        out = step.loss(0, PolicyOutputs.from_padded(evidence[0], logprobs=live))
+        batch = batch_of(data, live.detach(), self.objective.needs)
+        plan_step(step, [batch])
+        out = step.loss(0, PolicyOutputs.from_padded(batch, logprobs=live))
         zero = live.sum() * 0.0  # a gradient for data without any
         gradients = torch.autograd.grad(out.loss + zero, list(logprobs), retain_graph=True)
         step.finish(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
@@ -199,8 +199,8 @@ class TinkerTrainer(HostTraining):
         return cls(service.create_training_client_from_state_with_optimizer(path), chosen, state)
 
 
-def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tuple[TokenBatch, Tensor]:
-    """The evidence about an optimizer step, and the number of its tokens without a log-prob of the sampler.
+def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> TokenBatch:
+    """The evidence about an optimizer step.
 
     Args:
         data: with the fields of :class:`TinkerLoss`.
@@ -223,19 +223,15 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
     old = columns.get("old_logprobs", columns["logprobs"])
     names = {name: name for name in needs - {"logprobs", "old_logprobs", "advantages"}}
     names["rollout_logprobs"] = "logprobs"
-    signals, unscored = held_signals(needs - {"branch"}, columns, names, old, host="tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
-    batch = TokenBatch.from_padded(
+    return TokenBatch.from_padded(
         response_mask=columns["mask"],
         advantages=columns["advantages"],
-        old_logprobs=old,
-        logprobs=logprobs,
         sequence_ids=distinct_hashes([row.tobytes() for row in ids], Counter()),
         group_ids=hashes([prompt.tobytes() for prompt in prompts]),
-        **by_kind(signals),
+        **signals_of(needs - {"branch"}, columns, names, old, {"logprobs": logprobs}, host="tinker"),
     )
-    return batch, (unscored & columns["mask"].bool()).count_nonzero()
 
 
 def _saved(folder: str | Path) -> tuple[str, Path]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from rlstab.adapters.evidence import unscored_share
+from rlstab.adapters.evidence import UNSCORED
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.config import load_objective
@@ -23,7 +23,10 @@ from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.plan import Plan
+from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
+from rlstab.errors import RlstabError
 
 logger = logging.getLogger(__name__)
 #: The forms in which an objective is given: a YAML file's path or what it holds, or a method or composition.
@@ -95,17 +98,43 @@ class HostTraining:
         self.objective_state = step.state
 
     def _rlstab_restore(self, folder: str | Path) -> None:
-        """Go on from the state in a checkpoint.
+        """Go on from the state in a checkpoint, which the first rank reads: the others may not see its disk.
 
         Raises:
-            CheckpointError: see :func:`~rlstab.adapters.checkpoint.restore_state`.
+            CheckpointError: see :func:`~rlstab.adapters.objective_state.restore_state`; on every rank.
         """
-        from rlstab.adapters.checkpoint import restore_state  # needs safetensors, which not every host brings
+        from rlstab.adapters.objective_state import restore_state  # needs safetensors, which not every host brings
 
-        self.objective_state = {**self.objective.init_state(), **restore_state(folder, self._rlstab_chosen)}
+        sent: list[Any] = [None, None]
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            try:
+                sent[0] = restore_state(folder, self._rlstab_chosen)
+            except RlstabError as error:
+                sent[1] = error
+        if dist.is_initialized():
+            dist.broadcast_object_list(sent, src=0)
+        state, damage = sent
+        if damage is not None:
+            raise damage
+        self.objective_state = {**self.objective.init_state(), **state}
 
 
-def plan_step(step: OptimizerStep, evidence: Sequence[tuple[TokenBatch, Tensor]]) -> None:
-    """Plan a step from each micro-batch and the number of its tokens without a log-prob of the sampler."""
-    step.make_plan([batch for batch, _ in evidence])
-    step.reports.append(unscored_share(step.objective.needs, evidence))
+def plan_step(step: OptimizerStep, batches: Sequence[TokenBatch]) -> None:
+    """Plan a step from its micro-batches, and report the share of tokens without a log-prob of the sampler."""
+    step.make_plan(batches)
+    unscored = [batch.extra[UNSCORED] for batch in batches if UNSCORED in batch.extra]
+    if unscored:
+        step.reports.append({"sampler/unscored": Mean.of(torch.cat(unscored))})
+
+
+def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
+    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
+
+    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
+    not.
+    """
+    count = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
+    empty = float(comm.sum(count)) - plan.everything.sequences
+    kept_totals = replace(plan.kept, sequences=plan.kept.sequences + empty)
+    totals_of_all = replace(plan.everything, sequences=plan.everything.sequences + empty)
+    return replace(plan, kept=kept_totals, everything=totals_of_all)

@@ -31,7 +31,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from rlstab.bench import launch
-from rlstab.bench.documents import ablations, joined, part
 from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
@@ -101,13 +100,27 @@ class BenchRun:
     """One run of a bench.
 
     Attributes:
+        folder: the folder of the run.
         config: the whole run, with its folder as ``tracking.out``; or the command that makes it.
     """
 
     setting: str
     method: str
     seed: int
+    folder: Path
     config: RunConfig | Launch
+
+    @classmethod
+    def of(cls, config: RunConfig | Launch, out: Path, setting: str, method: str, seed: int) -> BenchRun:
+        """The run of a method in a setting, with its seed and its folder in that of the bench."""
+        folder = out / "runs" / setting / method / f"seed-{seed}"
+        if isinstance(config, Launch):
+            return cls(setting, method, seed, folder, replace(config, seed=seed))
+        changes: dict[str, Any] = {"out": str(folder)}
+        if "checkpoint_every" not in config.tracking.model_fields_set:
+            changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
+        tracking = config.tracking.model_copy(update=changes)
+        return cls(setting, method, seed, folder, config.model_copy(update={"seed": seed, "tracking": tracking}))
 
     @property
     def name(self) -> str:
@@ -119,11 +132,6 @@ class BenchRun:
         """The whole run, if rlstab's trainer makes it."""
         assert isinstance(self.config, RunConfig)
         return self.config
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return self.config.folder if isinstance(self.config, Launch) else Path(self.config.tracking.out)
 
     @property
     def rollouts(self) -> int:
@@ -207,9 +215,17 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     mistakes: dict[str, list[str]] = {}  # all are reported at once
     for setting, method in product(settings, methods):
         try:
-            run = _document(document, base, method, methods[method], settings[setting])
+            # the method's values override, and its stages follow the setting's
+            entry, values = methods[method], settings[setting]
+            run, values_of_run = base.replaced("objective", entry.objective), {**values, **entry.set}
+            for key in sorted(values_of_run, key=lambda key: key.count(".")):  # a section before its keys
+                joins_stages = key == "stages" and key in entry.set and key in values
+                value = Document.joined([values[key], entry.set[key]]) if joins_stages else values_of_run[key]
+                run = run.replaced(key, value)
+            for key, factor in entry.scale.items():
+                run = _scaled(document, run, key, factor, ("methods", method, "scale", key))
             if template is not None:
-                loaded[setting, method] = launch_of(template, document, run, setting, method)
+                loaded[setting, method] = launch_of(template, document, run)
                 continue
             config = loaded[setting, method] = build_run(run)
             require_loadable(config.task)
@@ -225,7 +241,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise ConfigError("\n".join(lines))
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
-        BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
+        BenchRun.of(loaded[setting, method], out_folder, setting, method, seed)
         for seed, setting, method in product(seeds, settings, methods)
     )
     resolved = {
@@ -268,7 +284,7 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
         text = "the key `base` is missing. Give the run that all methods share, or the `command` of another trainer."
         raise document.error((), text)
     if isinstance(file.base, Mapping):
-        return part(document, ("base",))
+        return document.part(("base",))
     if not isinstance(file.base, str):
         text = f"expected a run, or the path of a run file, not {shown(file.base)}."
         raise document.error(("base",), text)
@@ -282,13 +298,13 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
 
 
 def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:
-    base_objective = part(base, ("objective",)) if "objective" in base.data else None
+    base_objective = base.part(("objective",)) if "objective" in base.data else None
     default = base_objective if file.command is None else Document([], document.name, {})  # a command may take none
     methods = {name: _method(document, name, default) for name in file.methods}
     if file.ablate and not file.stack:
         raise document.error(("ablate",), "there is no stack to ablate. List its methods under `stack`.")
     if file.stack:
-        for name, objective in ablations(document, base_objective, file.ablate or "both").items():
+        for name, objective in _ablations(document, base_objective, file.ablate or "both").items():
             if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
             methods[name] = _Method(objective, {}, {})
@@ -297,14 +313,56 @@ def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _
     return methods
 
 
+def _ablations(
+    document: Document, base: Document | None, mode: Literal["leave_one_out", "add_one_in", "both"]
+) -> dict[str, Document]:
+    """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
+
+    The base's objective is a part of all of them; without one there is no ``base``, and ``base-plus-s2t`` is only s2t.
+    Equal objectives appear once, under the name that is first above: for a stack of two, ``all`` without one
+    equals the base with the other.
+
+    Args:
+        document: a bench file; its ``stack`` is a list of methods.
+        base: the objective of the base run, or None.
+        mode: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
+            ``all``.
+
+    Raises:
+        ConfigError: two items have the same name.
+    """
+    items: dict[str, Document] = {}
+    for index, item in enumerate(document.data["stack"]):
+        # mistakes in the item are found when it is loaded
+        name = str(item.get("preset", item.get("name")) if isinstance(item, Mapping) else item)
+        path = "stack", index
+        if name in items:
+            raise document.error(path, f"two methods of the stack are called '{name}'. Remove one of them.")
+        items[name] = document.part(path)
+    all_names = frozenset(items)
+    chosen = {"base": frozenset[str](), "all": all_names}
+    if mode in ("add_one_in", "both"):
+        chosen |= {f"base-plus-{name}": frozenset({name}) for name in items}
+    if mode in ("leave_one_out", "both"):
+        chosen |= {f"all-minus-{name}": all_names - {name} for name in items}
+    objectives: dict[str, Document] = {}
+    made_sets: set[frozenset[str]] = set() if base else {frozenset()}
+    for label, names in chosen.items():
+        if names not in made_sets:
+            made_sets.add(names)
+            parts = [base] if base else []
+            objectives[label] = Document.joined([*parts, *(item for name, item in items.items() if name in names)])
+    return objectives
+
+
 def _method(document: Document, name: str, base_objective: Document | None) -> _Method:
     path = ("methods", name)
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
-        return _Method(part(document, path), {}, {})
+        return _Method(document.part(path), {}, {})
     checked = validate(document, MethodEntry, dict(entry), path)
     if "objective" in entry:
-        objective = part(document, (*path, "objective"))
+        objective = document.part((*path, "objective"))
     elif base_objective is not None:
         objective = base_objective
     else:
@@ -316,8 +374,8 @@ def _method(document: Document, name: str, base_objective: Document | None) -> _
 
 def _values(document: Document, path: Keys) -> dict[str, Document]:
     """Values by dotted key; keys that the bench sets itself are refused."""
-    values = part(document, path)
-    return {key: part(values, (_free(document, key, (*path, key)),)) for key in values.data}
+    values = document.part(path)
+    return {key: values.part((_free(document, key, (*path, key)),)) for key in values.data}
 
 
 #: Settings that a bench decides itself, by the first part of a dotted key.
@@ -365,26 +423,12 @@ def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, 
     return tuple(seeds)
 
 
-def _document(
-    document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
-) -> Document:
-    """The run of a method in a setting: the method's values override, and its stages follow the setting's."""
-    run = base.replaced("objective", method.objective)
-    values_of_run = {**values, **method.set}
-    for key in sorted(values_of_run, key=lambda key: key.count(".")):  # a section before its keys
-        joins_stages = key == "stages" and key in method.set and key in values
-        run = run.replaced(key, joined([values[key], method.set[key]]) if joins_stages else values_of_run[key])
-    for key, factor in method.scale.items():
-        run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
-    return run
-
-
 def _scaled(document: Document, run: Document, key: str, factor: float, keys: Keys) -> Document:
     """The run with one of its numbers scaled; a number in the key is an index in a list, such as a stage's."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value, data = None, copy.deepcopy(run.data)
     with suppress(KeyError, IndexError, TypeError):
-        value = part(run, path).data
+        value = run.part(path).data
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise document.error(keys, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
     scaled, container = factor * value, reduce(getitem, path[:-1], data)
@@ -421,12 +465,3 @@ def few(names: Sequence[str]) -> str:
 
 def _hash(run: RunConfig | Launch) -> str:
     return run.hash if isinstance(run, Launch) else run_hash(run)
-
-
-def _placed(run: RunConfig | Launch, folder: Path, seed: int) -> RunConfig | Launch:
-    if isinstance(run, Launch):
-        return replace(run, seed=seed, folder=folder / f"seed-{seed}")
-    changes: dict[str, Any] = {"out": str(folder / f"seed-{seed}")}
-    if "checkpoint_every" not in run.tracking.model_fields_set:
-        changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint
-    return run.model_copy(update={"seed": seed, "tracking": run.tracking.model_copy(update=changes)})

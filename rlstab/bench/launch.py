@@ -111,18 +111,14 @@ class Launch:
         config: name and text of a file that is filled in too; ``{config}`` is its path.
         objective: the resolved objective of the method; empty if the command does not take one.
         values: by placeholder, from the method and the setting.
-        setting, method, seed: what identifies the run in its bench.
-        folder: the folder of the run; the command writes to ``out`` in it.
+        seed: the seed of the run.
     """
 
     arguments: tuple[str, ...]
     config: tuple[str, str] | None
     objective: Sequence[dict[str, Any]] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
-    setting: str = ""
-    method: str = ""
     seed: int = 0
-    folder: Path = Path()
 
     @property
     def names(self) -> set[str]:
@@ -142,37 +138,38 @@ class Launch:
         """Twelve hexadecimal digits over the launch and the files of user-defined methods."""
         return digest(portable(self.settings) | {"code": checksums(self.settings)})
 
-    def prepare(self, *, resume: bool) -> list[str]:
+    def prepare(self, folder: Path, *, resume: bool, **names: str) -> list[str]:
         """Write the files that the command reads, and return its arguments, filled in; paths are absolute.
 
-        Without ``resume``, files of an earlier command in ``out`` are moved aside.
+        Args:
+            folder: the folder of the run; the command writes to ``out`` in it.
+            resume: without it, files of an earlier command in ``out`` are moved aside.
+            names: of the method and the setting.
         """
-        out, filled_in = self.folder / OUT, self.folder / GIVEN
+        out, filled_in = folder / OUT, folder / GIVEN
         if not resume and out.is_dir():
-            number = sum(1 for _ in self.folder.glob(f"{OUT}-before-*"))
-            out.rename(self.folder / f"{OUT}-before-{number + 1}")
-        for folder in (out, filled_in):
-            folder.mkdir(parents=True, exist_ok=True)
+            number = sum(1 for _ in folder.glob(f"{OUT}-before-*"))
+            out.rename(folder / f"{OUT}-before-{number + 1}")
+        for path in (out, filled_in):
+            path.mkdir(parents=True, exist_ok=True)
         name, text = self.config or ("", "")
         paths = {"objective": filled_in / "objective.yaml", "out": out, "config": filled_in / name}
         values = {**self.values, **{key: str(path.absolute()) for key, path in paths.items()}}
-        values |= {"seed": self.seed, "method": self.method, "setting": self.setting}
-        replace_file(self.folder / CONFIG, dump(self.settings))
+        values |= {"seed": self.seed, **names}
+        replace_file(folder / CONFIG, dump(self.settings))
         replace_file(paths["objective"], dump({"objective": list(self.objective)}))
         if name:
             replace_file(paths["config"], filled(text, values))
         return [filled(argument, values) for argument in self.arguments]
 
 
-def launch_of(template: Launch, document: Document, run: Document, setting: str, method: str) -> Launch:
-    """The launch of a method in a setting, without its seed and folder.
+def launch_of(template: Launch, document: Document, run: Document) -> Launch:
+    """The launch of a method in a setting, without its seed.
 
     Args:
         template: the command of the bench.
         document: the bench file.
         run: the values of the run by placeholder, and ``objective``.
-        setting: the name of the setting.
-        method: the name of the method.
 
     Raises:
         ConfigError: a value is missing, or changes nothing.
@@ -188,7 +185,7 @@ def launch_of(template: Launch, document: Document, run: Document, setting: str,
     if run.data["objective"] and not takes:
         raise run.error(("objective",), "changes nothing: the command has no {objective}. Add it there.")
     objective = dump_objective(build_objective(run)) if takes else []
-    return replace(template, objective=objective, values=values, setting=setting, method=method)
+    return replace(template, objective=objective, values=values)
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

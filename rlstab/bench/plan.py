@@ -22,7 +22,7 @@ from rlstab.config.user_code import portable
 from rlstab.console import Terminal, say
 from rlstab.errors import ConfigError
 from rlstab.run_files import ABOUT, CONFIG
-from rlstab.safe_read import read_json
+from rlstab.safe_read import read_json, read_mapping
 
 #: What may be done with a run, and how a dry run describes it.
 KINDS = {
@@ -95,11 +95,7 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """The settings with which a run was begun; empty if they cannot be read."""
-    try:
-        settings = Document.read(folder / CONFIG).data
-    except ConfigError:
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    return read_mapping(folder / CONFIG, lambda text: Document.parse(text, CONFIG).data)[0] or {}
 
 
 def differences(run: BenchRun) -> dict[str, str]:

@@ -13,13 +13,12 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any, Literal, TypeAlias, cast
 
-import filelock
 import torch
 from rich.console import Console
 
@@ -36,8 +35,8 @@ from rlstab.console import command as shell_command
 from rlstab.core.method_settings import check_choices
 from rlstab.errors import ConfigError, how_ended
 from rlstab.extras import require
-from rlstab.files import replace_file
-from rlstab.tasks.rewards import require_callable
+from rlstab.files import filesystem_errors, locked, replace_file
+from rlstab.tasks.rewards import require_functions
 
 #: The launchers.
 Launcher: TypeAlias = Literal["local", "slurm", "print"]
@@ -93,7 +92,7 @@ def run_bench(
     check_choices(run_bench, launcher=launcher)
     console = console or Terminal(stderr=True)
     runs, count = chosen(bench, only), workers or bench.workers
-    with _locked(bench.out):
+    with filesystem_errors(bench.out), locked(bench.out, "Wait for it, or give another folder with --out."):
         owner = read_record(bench.out).get("name", bench.file.name)
         if owner != bench.file.name:
             raise ConfigError(
@@ -141,25 +140,10 @@ def run_bench(
         return _conclude(bench, runs, console)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A context in which no other process runs the bench of a folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / ".lock", timeout=0):
-            yield
-    except filelock.Timeout:
-        text = f"{folder} is being run by another process. Wait for it, or give another folder with --out."
-        raise ConfigError(text) from None
-    except OSError as error:
-        text = f"{folder} cannot be written: {error}. Fix that, or give another folder with --out."
-        raise ConfigError(text) from error
-
-
 def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:
     """Load the rewards of the runs that are made, and look for the programs of their commands."""
     for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
-        require_callable(reward)
+        require_functions(reward, load=True)
     for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
         if not placeholders(program) and shutil.which(program) is None:
             raise ConfigError(
@@ -327,7 +311,8 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
     if not resume:
         (run.folder / LOG).write_bytes(b"")
     if isinstance(run.config, Launch):
-        order: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+        arguments = run.config.prepare(run.folder, resume=resume, method=run.method, setting=run.setting)
+        order: dict[str, Any] = {"command": arguments}
     else:
         order = {"run": run.config.model_dump(mode="json")}
     keep = bench.file.keep_checkpoints

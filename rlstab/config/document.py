@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -118,9 +120,21 @@ class Document:
         """Data that came from Python."""
         return cls(data, "", {})
 
-    def under(self, key: str) -> Document:
-        """The same data, as the value of a key."""
-        return Document({key: self.data}, self.name, {(key, *keys): mark for keys, mark in self.marks.items()})
+    @classmethod
+    def joined(cls, parts: Sequence[Document]) -> Document:
+        """A list of the parts; a part that is a list contributes its items."""
+        items: list[Document] = []
+        for document in parts:
+            is_list = isinstance(document.data, list | tuple)
+            items += [document.part((index,)) for index in range(len(document.data))] if is_list else [document]
+        marks = {(index, *path): mark for index, item in enumerate(items) for path, mark in item.marks.items()}
+        return cls([item.data for item in items], "", marks)
+
+    def part(self, path: Keys) -> Document:
+        """The value at a position as a separate document."""
+        depth = len(path)
+        marks = {key[depth:]: mark for key, mark in self.marks.items() if key[:depth] == path}
+        return Document(reduce(getitem, path, self.data), self.name, marks)
 
     def replaced(self, path: str, value: Document) -> Document:
         """A copy with another value at a dotted path; errors about it point to where that value stood.
@@ -232,7 +246,7 @@ def _parser_error(error: yaml.YAMLError, text: str) -> tuple[str, str]:
         return f":{text.count(chr(10), 0, error.position) + 1}", f"{chr(error.character)!r} is not allowed"
     assert isinstance(error, yaml.MarkedYAMLError)
     where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    if error.problem_mark and re.match(r" *\t", text.split("\n")[error.problem_mark.line]):
+    if error.problem_mark and re.match(r" *\t", re.split("[\n\x85\u2028\u2029]", text)[error.problem_mark.line]):
         return where, "a tab indents this line, and YAML indents with blanks"
     return where, ", ".join(part for part in (error.context, error.problem) if part)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -10,10 +9,12 @@ from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from rlstab.config.document import flat
 from rlstab.config.settings import Mark, Neutral, RunSettings
 from rlstab.config.user_code import checksums, portable
+from rlstab.files import checksum
 
 
 def run_hash(run: RunSettings) -> str:
@@ -35,7 +36,7 @@ def settings_hash(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
 def digest(data: Any) -> str:
     """The first twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return checksum(text.encode())
 
 
 def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
@@ -79,14 +80,16 @@ def _mark(path: str) -> Mark | None:
 @cache
 def _marks() -> tuple[tuple[str, Mark], ...]:
     """Patterns of dotted paths with their marks, sections before their settings."""
-    return tuple(_marks_of(RunSettings, ""))
+    fields = settings_in(RunSettings)
+    return tuple((path, mark) for path, _, field in fields for mark in field.metadata if isinstance(mark, Mark))
 
 
-def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Mark]]:
+def settings_in(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """All settings by dotted path, with ``*`` for items of a tuple, each with the model that it is a field of."""
     for name, field in model.model_fields.items():
-        yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Mark))
+        yield prefix + name, model, field
         for inner_model, depth in models_in(field.annotation):
-            yield from _marks_of(inner_model, f"{prefix}{name}.{depth}")
+            yield from settings_in(inner_model, f"{prefix}{name}.{depth}")
 
 
 def models_in(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:

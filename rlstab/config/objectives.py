@@ -35,10 +35,9 @@ from pydantic import BaseModel, Field, create_model
 from rlstab.config.document import MAX_DEPTH, Document, Keys, kind_of_file, shown
 from rlstab.config.identity import digest
 from rlstab.config.settings import Settings
-from rlstab.config.suggestions import unknown_name
 from rlstab.config.user_classes import load_method, make, name_in_yaml
 from rlstab.config.user_code import is_user_code, located, portable
-from rlstab.config.validation import require_kind, together, validate
+from rlstab.config.validation import require_kind, together, unknown_name, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
@@ -159,7 +158,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     require_kind(document, "objective")
     if kind_of_file(document.data) == "objective":
-        document = document.under("objective")
+        document = Document({}, document.name, {}).replaced("objective", document)
     return build_objective(located(document))
 
 

@@ -10,7 +10,6 @@ from pydantic import PrivateAttr
 
 from rlstab.config import settings as parts
 from rlstab.config.document import Document, dump
-from rlstab.config.drift import settings_for
 from rlstab.config.objectives import build_objective, build_stages, dump_objective, dump_stages, presets_of
 from rlstab.config.user_code import located
 from rlstab.config.validation import require_kind, together, validate
@@ -124,6 +123,38 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     old: parts.OldLogprobs = "recompute" if several_steps else "live"
     if run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy on purpose, and the ratio divides by it
-    defaults = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several_steps)}
+    defaults: dict[str, str] = {"old_logprobs": old, "refresh": "rollout"}
+    for name, value in (item for pair in drift for item in _SETTINGS[pair].items()):
+        if several_steps or name != "refresh":  # with one step a refresh at each step changes nothing
+            defaults[name] = value
     explicit = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
     return run.optimisation.model_copy(update={**defaults, **explicit})
+
+
+# -- the two policies that a method compares, see :data:`rlstab.core.method_checks.DRIFT` ------------------------------
+
+#: For each pair the settings with which the two policies can differ, where a run leaves these settings open.
+_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "live": {},
+    "step": {"refresh": "step"},
+    "sampler": {"old_logprobs": "recompute"},
+    "start": {"old_logprobs": "recompute", "refresh": "step"},
+}
+
+
+def why_idle(drift: str, optimisation: parts.OptimisationSettings) -> str | None:
+    """Why the two policies that a method compares are the same in a run, with the cure; None if they can differ.
+
+    Args:
+        drift: one of :data:`rlstab.core.method_checks.DRIFT`.
+        optimisation: resolved settings.
+    """
+    recomputed, fresh = optimisation.old_logprobs == "recompute", optimisation.refresh == "step"
+    moves = optimisation.optimizer_steps_per_rollout > 1 or optimisation.old_logprobs == "rollout"
+    differ, reason = {
+        "live": (moves, "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout."),
+        "step": (fresh and moves, "it compares old_logprobs with itself. Set refresh: step, and epochs above 1."),
+        "sampler": (recomputed, "it compares the sampler with itself. Set old_logprobs: recompute."),
+        "start": (recomputed or fresh, "it compares the sampler with itself. Set refresh: step."),
+    }[drift]
+    return None if differ else reason

@@ -18,9 +18,9 @@ from rlstab.config.document import Document, Keys
 from rlstab.config.user_code import candidates, find
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import Method, State, measure_all
+from rlstab.core.method_checks import DECLARED, check_mapping
 from rlstab.core.registry import Registry
 from rlstab.core.saved_state import dump_state
-from rlstab.core.validate import DECLARED, check_mapping
 from rlstab.errors import ConfigError, MethodError, RlstabError, did_you_mean, kind_of
 from rlstab.files import in_one_line, is_file, load_module
 

@@ -14,7 +14,6 @@ Nothing here runs the code: :mod:`rlstab.config.user_classes` does.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstab.config.document import MAX_DEPTH, Document, Keys
-from rlstab.files import checksum, exists, from_home, is_dir, is_file
+from rlstab.files import checksum, checksum_of_file, exists, from_home, is_dir, is_file
 
 _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
@@ -123,8 +122,7 @@ def _sum_of_folder(folder: Path) -> str:
 @lru_cache(1024)
 def _sum_of_file(path: Path, size: int, modified: int) -> str:
     """The checksum of a file, cached until it is modified: data may be large, and a run asks at each checkpoint."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return checksum_of_file(path)
 
 
 def _imported(path: Path) -> list[Path]:

@@ -35,21 +35,10 @@ SIGNALS: Mapping[str, str] = {
 }
 #: Names of log-probs of a token, one for each policy.
 LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
-#: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
-#: in the thousands are off by 3e-4 nats.
-MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), 1e-3)
-#: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
-#: of numbers up to 128, which bfloat16 rounds to 0.5.
-LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3, "teacher_divergence": -1e-3}
 #: Evidence that every batch has but not every method reads. Computing it where no method reads it wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "lag", "block_ids", "turn")
-
-
-def impossible(name: str, values: Tensor) -> Tensor:
-    """``(n,)`` bool: impossible values of a signal of :data:`MOST` or :data:`LEAST`."""
-    return values > MOST[name] if name in MOST else values < LEAST[name]
 
 
 def widened(values: Tensor) -> Tensor:
@@ -197,8 +186,7 @@ class TokenBatch(SequenceArithmetic):
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
-                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} "
-                f"Your own signals go into extra=."
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}
@@ -241,7 +229,7 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. "
                     f"{_NUMBER[name]}"
                 )
             return sent(values.detach().to(torch.int64), device)
@@ -293,8 +281,7 @@ class TokenBatch(SequenceArithmetic):
             keyword = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
                 f"signal '{name}'{description} was read, and the batch has: {', '.join(names) or 'the basic ones'}. "
-                f"Pass {keyword} to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer "
-                "provides it."
+                f"Pass {keyword} to TokenBatch.from_padded, or let a trainer provide what the method's `needs` names."
             )
         return values
 

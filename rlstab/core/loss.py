@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlstab.core.batch import TokenBatch, impossible
+from rlstab.core.batch import TokenBatch
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.possible_values import impossible
 from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.terms import Aggregate, Bounds, Constants, Terms, Totals
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
@@ -196,7 +197,11 @@ def loss_of_part(
             f"the policy has {live.numel()} log-probs on {live.device} for a batch of {len(batch)} tokens on "
             f"{old.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
         )
-    _require_gradient(part, policy)
+    needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
+    if needed and torch.is_grad_enabled() and not any(values.requires_grad for values in needed):
+        raise MissingSignal(
+            "the log-probs of the policy require no grad. Pass those that were not detached, or use torch.no_grad()."
+        )
     raw = policy
     if terms.support:
         policy, anchor = raw.over_support(), anchor and anchor.over_support()
@@ -243,11 +248,16 @@ def loss_of_part(
         loss = loss + (values * factor).sum()
         zeros.add_(values.detach(), alpha=0)
 
-    report |= _ratio_report(ratio.detach(), part, keep)
+    # the ratios of other tokens are not read: their live log-probs need not be computed
+    constant, pulls, mean_kept = ratio.detach(), part.has_gradient, Mean.of(keep)
+    report |= {"ratio/mean": _mean_where(constant * pulls, pulls), "tokens/kept": mean_kept}
+    if terms.bounds is not None:
+        for side, stopped in terms.bounds.stops(constant, part.advantages).items():
+            report[f"ratio/clipped_{side}"] = Mean((stopped & part.bound).count_nonzero().double(), mean_kept.total)
     if terms.support:
-        zeros = _without_impossible(zeros, "log_support_mass", policy, part.has_gradient)
-        mass = policy.signal("log_support_mass").detach().exp() * part.has_gradient
-        report["ratio/support_mass"] = _mean_where(mass, part.has_gradient)
+        zeros = _without_impossible(zeros, "log_support_mass", policy, pulls)
+        mass = policy.signal("log_support_mass").detach().exp() * pulls
+        report["ratio/support_mass"] = _mean_where(mass, pulls)
     if batch.entropies is not None:
         finite = batch.entropies.isfinite()
         report["tokens/entropy"] = mean = Mean.of(batch.entropies, finite)
@@ -263,15 +273,6 @@ def _without_impossible(zeros: Tensor, name: str, policy: PolicyOutputs, where: 
     """``zeros`` with NaN where a live output has an impossible value; other finite values are allowed."""
     invalid = impossible(name, policy.signal(name).detach())
     return zeros.masked_fill_(invalid if where is None else invalid & where, torch.nan)
-
-
-def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
-    """Refuse live outputs that were detached, where the loss would train something."""
-    needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
-    if needed and torch.is_grad_enabled() and not any(values.requires_grad for values in needed):
-        raise MissingSignal(
-            "the log-probs of the policy require no grad. Pass those that were not detached, or use torch.no_grad()."
-        )
 
 
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
@@ -323,17 +324,6 @@ def _coefficients(
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
     """The mean of ``(n,)`` values that are zero where ``where`` is False."""
     return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double())
-
-
-def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
-    # other tokens are not read: their live log-probs need not be computed
-    pulls, mean_kept = part.has_gradient, Mean.of(keep)
-    report = {"ratio/mean": _mean_where(ratio * pulls, pulls), "tokens/kept": mean_kept}
-    if part.terms.bounds is not None:
-        bound = part.bound
-        for side, stopped in part.terms.bounds.stops(ratio, part.advantages).items():
-            report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), mean_kept.total)
-    return report
 
 
 def with_slope(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:

@@ -14,9 +14,17 @@ import torch
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
+from rlstab.core.method_checks import (
+    DECLARED,
+    SETS,
+    check_class,
+    check_mapping,
+    check_same,
+    checked_stat,
+    checked_state,
+)
 from rlstab.core.method_settings import Spelled, check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settling
-from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
@@ -50,7 +58,7 @@ class Method(Spelled, ABC, Generic[Batch]):
         """Make a frozen dataclass of the class, and check what it declares.
 
         Raises:
-            MethodError: see :func:`rlstab.core.validate.check_class`.
+            MethodError: see :func:`rlstab.core.method_checks.check_class`.
         """
         super().__init_subclass__(**kwargs)
         hints = inspect.get_annotations(cls)

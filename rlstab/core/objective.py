@@ -8,17 +8,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
 from rlstab.core.metadata import card
 from rlstab.core.method import Method, State
+from rlstab.core.method_checks import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.core.method_settings import settings_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms
-from rlstab.core.validate import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
@@ -62,7 +62,7 @@ class TokenObjective(Method[TokenBatch]):
 
         @property
         def reads_drift(self) -> Set[str]:
-            """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are the same.
+            """Which policies it compares (:data:`rlstab.core.method_checks.DRIFT`); it is idle where they are the same.
 
             Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its
             own ratio to the old policy has to say so. The live policy differs from the sampler in every run, if only by
@@ -80,15 +80,14 @@ class TokenObjective(Method[TokenBatch]):
         section it is the first line of the docstring, with all settings, under one of the fields, or under ``report``
         where it fills none.
         """
-        sentences = card(type(self)).written
-        words = {field: self._with_settings(sentences[field]) for field in sorted(self.writes & sentences.keys())}
-        return words or dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
-
-    def _with_settings(self, text: str) -> str:
-        """A text with the value of each setting that it names in double backticks."""
         values = {setting.name: str(getattr(self, setting.name)) for setting in settings_of(type(self))}
         spelled = {name: _SPELLED.get(value, value) for name, value in values.items()}
-        return re.sub(r"``(\w+)``", lambda match: spelled.get(match[1], f"`{match[1]}`"), text)
+        words = {
+            field: re.sub(r"``(\w+)``", lambda match: spelled.get(match[1], f"`{match[1]}`"), sentence)
+            for field, sentence in sorted(card(type(self)).written.items())
+            if field in self.writes
+        }
+        return words or dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -173,7 +172,7 @@ def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: St
     """The terms of a method on one part, checked.
 
     Raises:
-        MethodError: see :func:`rlstab.core.validate.checked_terms`.
+        MethodError: see :func:`rlstab.core.method_checks.checked_terms`.
     """
     terms = method.terms(batch, stat, state)
     return terms if method.name in COMBINATORS else checked_terms(method.name, terms, batch, method.writes)
@@ -286,10 +285,15 @@ def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that lacks what it was published with."""
     acting = list(active_methods(objective))
     names = {method.name for method in acting}.union(*(method.writes for method in acting))
+    return unmet_in(acting, names)
+
+
+def unmet_in(methods: Iterable[Method[Any]], names: Set[str]) -> list[str]:
+    """A sentence for each method or stage that was published with something that is not among the names."""
     return [
         f"'{method.name}' expects {f'a method that writes {expected!r}' if expected in WRITABLE else repr(expected)} "
-        f"in the composition, which is missing: {reason}"
-        for method in acting
+        f"in the run, which is missing: {reason}"
+        for method in methods
         for expected, reason in method.about.expects.items()
         if expected not in names
     ]

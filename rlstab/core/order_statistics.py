@@ -95,7 +95,10 @@ class _Search:
 
     def histograms(self) -> Tensor:
         """A histogram of this rank for each group; before the first sum also the number of float64 values."""
-        counts = [self._histogram(keys) for _, keys in sorted(self.groups.items())]
+        counts, size = list[Tensor](), 1 << self._digit
+        for _, pieces in sorted(self.groups.items()):
+            histograms = [torch.bincount(self._digits(keys), minlength=size) for keys in pieces]
+            counts.append(torch.stack(histograms).sum(0).double())
         if self.wanted is None:
             counts.append(torch.tensor([float(self.values.numel() * self.wide)], dtype=torch.float64))
         return torch.cat(counts)
@@ -103,20 +106,14 @@ class _Search:
     def narrow(self, counts: Tensor) -> None:
         """Take the counts of all ranks; the first time, they also say how many values there are."""
         if self.wanted is None:
-            self._learn_size(int(counts[:-1].sum()), int(counts[-1]))
-            counts = counts[:-1]
+            counts, doubles = counts[:-1], int(counts[-1])
+            self.size = int(counts.sum())
+            if doubles and not (self.wide or self.few):
+                self._start(self.values.double())
+            if doubles in (0, self.size) and not self.few:  # else a histogram mixed keys of float32 and float64
+                self.wanted = [(0, rank) for rank in self.ranks(self.size)]
         if self.wanted is not None:
             self._descend(counts, self.wanted)
-
-    def _learn_size(self, size: int, doubles: int) -> None:
-        """Set the wanted ranks, unless the values are gathered, or a histogram mixed keys of float32 and float64."""
-        self.size = size
-        if self.few:
-            return
-        if doubles and not self.wide:
-            self._start(self.values.double())
-        if doubles in (0, size):
-            self.wanted = [(0, rank) for rank in self.ranks(size)]
 
     def _descend(self, counts: Tensor, order_statistics: Sequence[tuple[int, int]]) -> None:
         """Lengthen the first bits of each order statistic by one digit, and keep only the keys that begin with them."""
@@ -130,7 +127,10 @@ class _Search:
             longer = prefix << bits | digit
             narrowed.append((longer, rank - below))
             if longer not in groups and self.left > bits:
-                groups[longer] = [self._with(digit, keys) for keys in self.groups[prefix]]
+                # torch compares integers in place, and selects by index, in a fraction of the time
+                groups[longer] = [
+                    keys.index_select(0, indices(self._digits(keys).eq_(digit).bool())) for keys in self.groups[prefix]
+                ]
         self.wanted, self.groups = narrowed, groups
         self.left -= bits
         if self.local and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
@@ -143,16 +143,6 @@ class _Search:
 
     def _digits(self, keys: Tensor) -> Tensor:
         return (keys >> (self.left - self._digit)).bitwise_and_((1 << self._digit) - 1)
-
-    def _with(self, digit: int, keys: Tensor) -> Tensor:
-        # torch compares integers in place, and selects by index, in a fraction of the time
-        return keys.index_select(0, indices(self._digits(keys).eq_(digit).bool()))
-
-    def _histogram(self, pieces: list[Tensor]) -> Tensor:
-        total = torch.zeros(1 << self._digit, dtype=torch.int64)
-        for keys in pieces:
-            total += torch.bincount(self._digits(keys), minlength=1 << self._digit)
-        return total.double()
 
 
 def _keys(values: Tensor) -> Tensor:

@@ -15,11 +15,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, LEAST, MOST, TokenBatch, impossible
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.devices import on_cpu
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
+from rlstab.core.method_checks import check_state
 from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import (
     Member,
@@ -31,10 +32,10 @@ from rlstab.core.objective import (
     terms_of,
 )
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.possible_values import refuse_impossible
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
-from rlstab.core.validate import check_state
-from rlstab.errors import MethodError, NonFinite, OutOfRange, kind_of
+from rlstab.errors import MethodError, OutOfRange, kind_of
 
 Scope = Literal["step", "microbatch"]
 
@@ -190,7 +191,7 @@ def make_plan(
     initial = objective.init_state()
     if state is not None:
         check_state("the state", state, initial)
-    _refuse_impossible(objective, batches, comm)
+    refuse_impossible(objective.needs, batches, comm)
     with torch.no_grad():
         evidence = [batch.evidence() for batch in batches]
         stat, state = measure_all(objective, evidence, initial if state is None else state, comm)
@@ -362,41 +363,3 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
         f"{name} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
         f"least 0 (to turn a token around, use bonus), a bonus is finite, and a bound is at least 0."
     )
-
-
-def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
-    """Refuse NaN and Inf in signals that are read, and values that a signal cannot have."""
-    names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
-    limited = [name for name in names if name in MOST or name in LEAST]
-    counts = torch.zeros(len(names) + len(limited), dtype=torch.float64)
-    filled = [dict(part.here.per_token()) for part in parts if len(part)]
-
-    def seen_of(present: dict[str, Tensor]) -> Tensor:
-        # NaN and Inf survive a sum; if a sum of finite values overflows, the values are checked again
-        sums = [present[name].sum().double() for name in names]
-        worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
-        return torch.stack(sums + worst)
-
-    for present, extremes in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
-        furthest = zip(limited, extremes[len(names) :].tolist(), strict=True)
-        possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
-        if not (possible and extremes.isfinite().all()):
-            wrong = [~present[name].isfinite() for name in names] + [
-                impossible(name, present[name]) for name in limited
-            ]
-            counts += torch.stack([where.count_nonzero() for where in wrong]).cpu()
-    total = comm.sum(counts).tolist()
-    nonfinite, excess = (
-        ", ".join(f"{int(count)} in '{name}'" for name, count in pairs if count)
-        for pairs in (zip(names, total, strict=False), zip(limited, total[len(names) :], strict=True))
-    )
-    if nonfinite:
-        raise NonFinite(
-            f"the evidence of this optimizer step has NaN or Inf values: {nonfinite}. It was refused. A log-prob of "
-            f"-inf comes from a sampler that filtered its own token (top-k, top-p); NaN from weights or rewards."
-        )
-    if excess:
-        raise OutOfRange(
-            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {excess}. It was refused. "
-            f"Take the logarithm of probabilities, nats; compute log-probs and entropies from float32 logits."
-        )

@@ -34,6 +34,11 @@ def _finish(x: Tensor) -> Tensor:
     return _fold(x, 31)
 
 
+def _integers(identity: Tensor) -> Tensor:
+    """The numbers that are mixed; :func:`rlstab.testing.relabel.same_draws` replaces ids here."""
+    return identity.to(torch.int64)
+
+
 def uniform(seed: int, *identity: Tensor) -> Tensor:
     """Uniform numbers in [0, 1), a pure function of the seed and the identity.
 
@@ -46,14 +51,14 @@ def uniform(seed: int, *identity: Tensor) -> Tensor:
     """
     state = torch.zeros((), dtype=torch.int64, device=identity[0].device) + _signed(seed)
     for part in identity:
-        state = _mix(state) + part.to(torch.int64)
+        state = _mix(state) + _integers(part)
     return _number(_mix(state))
 
 
 def uniform_in(seed: int, group: Tensor, member: Tensor, position: Tensor) -> Tensor:
     """``uniform(seed, group[member], position)`` for ``(S,)`` groups and ``(n,)`` members, mixed once a group."""
     state = torch.zeros((), dtype=torch.int64, device=group.device) + _signed(seed)
-    state = _mix(_mix(state) + group.to(torch.int64)).add_(GOLDEN)
+    state = _mix(_mix(state) + _integers(group)).add_(GOLDEN)
     numbers = torch.empty(member.shape, dtype=torch.float64, device=member.device)
     for out, index, offset in chunks(numbers, member, position):
         out.copy_(_number(_finish(state.index_select(0, index).add_(offset))))

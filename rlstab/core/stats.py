@@ -14,10 +14,11 @@ from typing import Literal, NoReturn, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from rlstab.core.budget import beyond_budget
+from rlstab.core.batch import widened
 from rlstab.core.comm import Comm, Gather, LocalComm, Read, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, indices, reached
 from rlstab.core.devices import sent
+from rlstab.core.mean_within import beyond_budget
 from rlstab.core.method_settings import check_choices
 from rlstab.core.order_statistics import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
@@ -218,7 +219,8 @@ class Pool:
         """The smallest value to remove, largest first, so that the mean of the rest is at most ``budget``.
 
         Equal values are removed together, and the smallest always stays. With nothing to remove, the threshold is None.
-        Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True. See :mod:`rlstab.core.budget`.
+        Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True; see
+        :mod:`rlstab.core.mean_within`.
         """
         return cls((_part(values, where),), budget, "budget")
 
@@ -263,32 +265,17 @@ class Pool:
         return Threshold(value, size, nominal=size + 1 - self._ranks(size)[-1])
 
     def _joined(self) -> Tensor:
-        """All values of this process; empty parts do not determine dtype or device."""
-        wide = [_wide(*part) for part in self.parts]
-        parts = [values for values in wide if values.numel()] or [wide[0]]
+        """All values of this process, half precision as float32 and integers as float64, without rounding."""
+        wide = []
+        for values, where in self.parts:
+            selected = values if where is None else values.index_select(0, indices(where))  # faster than by the mask
+            wide.append(widened(selected) if selected.is_floating_point() else selected.double())
+        parts = [values for values in wide if values.numel()] or wide[:1]  # empty ones do not determine the dtype
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _part(values: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return values.detach().reshape(-1), None if where is None else where.reshape(-1)
-
-
-def _wide(values: Tensor, where: Tensor | None) -> Tensor:
-    """``(n,)`` float32 for half precision, float64 for integers and bools, without rounding."""
-    if where is not None:
-        values = values.index_select(0, indices(where))  # faster than by the mask
-    kind = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
-    return values.to(kind)
-
-
-def _thresholds(pools: Mapping[str, Pool], local: bool) -> Rounds[dict[str, Threshold]]:
-    """What the pools settle to; their values stay on their rank, and the pools share each sum over ranks."""
-    ranked = {name: pool for name, pool in pools.items() if pool.rule != "budget"}
-    selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, local)
-    settled = {name: pool._settled(selected[name]) for name, pool in ranked.items()}
-    for name in sorted(pools.keys() - ranked.keys()):
-        settled[name] = Threshold(*(yield from beyond_budget(pools[name]._joined(), pools[name].level, local)))
-    return settled
 
 
 def _whole(position: float) -> float:
@@ -407,5 +394,11 @@ def settling(parts: Iterable[Stat], local: bool) -> Rounds[Settled]:
     for name, summary in total.items():
         if isinstance(summary, Grouped):
             settled[name] = yield from summary._gathered(local)
-    settled.update((yield from _thresholds({name: p for name, p in total.items() if isinstance(p, Pool)}, local)))
+    # the values of pools stay on their rank, and the pools share each sum over ranks
+    pools = {name: summary for name, summary in total.items() if isinstance(summary, Pool)}
+    ranked = {name: (pool._joined(), pool._ranks) for name, pool in pools.items() if pool.rule != "budget"}
+    selected = yield from selection(ranked, local)
+    settled.update({name: pools[name]._settled(statistics) for name, statistics in selected.items()})
+    for name in sorted(pools.keys() - ranked.keys()):
+        settled[name] = Threshold(*(yield from beyond_budget(pools[name]._joined(), pools[name].level, local)))
     return settled

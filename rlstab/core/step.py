@@ -66,9 +66,8 @@ class OptimizerStep:
     losses: int = field(default=0, init=False)
     total_loss: float = field(default=0.0, init=False)
     norm: float = field(default=0.0, init=False)
-    _sums: tuple[Tensor, Tensor] | None = field(
-        default=None, init=False, repr=False
-    )  # loss and nonfinite, on the device
+    #: Loss and nonfinite, on the device.
+    _sums: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def make_plan(self, batches: Sequence[TokenBatch], scope: Scope = "step") -> None:
         """Plan the step; NaN or Inf in the evidence of any rank refuses it on every rank.

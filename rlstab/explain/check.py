@@ -79,7 +79,7 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 
 def host_table(objective: Composition, host: Host) -> RenderableType:
-    """One row per method: what it reads, and where the host gets it."""
+    """One row per method: what it reads, and where the host gets it; below it, what that costs."""
     table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
     for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
         table.add_column(column, overflow="fold")
@@ -89,7 +89,14 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
         evidence = [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
         row = key, ", ".join(evidence) or "only the ratio", "yes" if by_step else "no", _from(method, host)
         table.add_row(*map(escape, row))
-    return Group(table, *map(escape, _forwards(objective, host)))
+    lines = [f"sees: {host.sees}"]
+    readers = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
+    if readers and not host.data_level:
+        forward = f"one more forward pass without gradient per micro-batch, for {', '.join(readers)}"
+        lines.append(f"evidence: {forward}" + (f"; none {host.spared}" if host.spared else ""))
+    elif not host.data_level:
+        lines.append("evidence: no separate forward pass")
+    return Group(table, *map(escape, lines))
 
 
 def _from(method: TokenObjective, host: Host) -> str:
@@ -102,17 +109,3 @@ def _from(method: TokenObjective, host: Host) -> str:
         elif name in host.how:
             sources.append(f"{name}: {host.how[name]}")
     return "; ".join(dict.fromkeys(sources)) or "all of it"
-
-
-def _forwards(objective: Composition, host: Host) -> list[str]:
-    """What the objective sees in the host, and whether evidence costs a separate forward pass."""
-    if host.data_level:
-        return [f"sees: {host.sees}"]
-    readers = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
-    forward = (
-        f"evidence: one more forward pass without gradient per micro-batch, for {', '.join(readers)}"
-        + (f"; none {host.spared}" if host.spared else "")
-        if readers
-        else "evidence: no separate forward pass"
-    )
-    return [f"sees: {host.sees}", forward]

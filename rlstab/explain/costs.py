@@ -9,7 +9,7 @@ import yaml
 
 from rlstab.config import RunConfig
 from rlstab.config.settings import OTHER_MODELS, SAMPLER
-from rlstab.console import capital
+from rlstab.console import capital, counted
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
 from rlstab.hosts import measures
@@ -42,7 +42,16 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     if not lines:
         lines.append("- No signal beyond log-probs and advantages.")
     if run:
-        lines.append(_passes(objective, run))
+        optimisation, extra = run.optimisation, []
+        if optimisation.old_logprobs == "recompute":
+            extra.append("one per rollout for the old log-probs")
+        models = (role for name, role in OTHER_MODELS.items() if name in objective.needs)
+        extra += [f"one per rollout of the {role} model" for role in models]
+        if optimisation.refresh == "step":
+            extra.append("one per optimizer step for fresh evidence")
+        steps = counted(optimisation.optimizer_steps_per_rollout, "optimizer step")
+        taken = f"{steps} per rollout of {run.rollout.prompts} x {run.rollout.group} responses"
+        lines.append(f"- {taken}. Forward passes beyond sampling and the loss: {'; '.join(extra) or 'none'}.")
     states = [f"`{leaf.name}` ({', '.join(keys)})" for leaf in walk(objective) if (keys := leaf.method.init_state())]
     lines.append(f"- State, saved with the checkpoint: {'; '.join(states) or 'none'}.")
     deciding = [leaf.name for leaf in walk(objective) if measures(leaf.method)]
@@ -85,18 +94,6 @@ def in_backticks(names: Iterable[str]) -> str:
 
 def _readers(objective: Composition, attribute: str, name: str) -> str:
     return in_backticks(leaf.name for leaf in walk(objective) if name in getattr(leaf.method, attribute))
-
-
-def _passes(objective: Composition, run: RunConfig) -> str:
-    optimisation, extra = run.optimisation, []
-    if optimisation.old_logprobs == "recompute":
-        extra.append("one per rollout for the old log-probs")
-    extra += [f"one per rollout of the {role} model" for name, role in OTHER_MODELS.items() if name in objective.needs]
-    if optimisation.refresh == "step":
-        extra.append("one per optimizer step for fresh evidence")
-    steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
-    taken = f"{steps} optimizer step{'s' * (steps != 1)} per rollout of {rollout}"
-    return f"- {taken}. Forward passes beyond sampling and the loss: {'; '.join(extra) or 'none'}."
 
 
 def _evidence_of(run: RunConfig | None) -> str:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from rlstab.config import RunConfig
-from rlstab.config.drift import why_idle
+from rlstab.config.runs import why_idle
 from rlstab.config.settings import OTHER_MODELS, TASK
 from rlstab.core.compose import Composition, walk
 from rlstab.core.method_settings import settings_of

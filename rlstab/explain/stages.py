@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlstab.config import RunConfig
-from rlstab.console import capital
+from rlstab.console import capital, counted
 from rlstab.core.batch import SIGNALS
 from rlstab.errors import did_you_mean
 from rlstab.explain.costs import COSTS, in_backticks
@@ -29,7 +29,14 @@ _LACKS = "the trainer does not have it"
 def rollout(pipeline: Pipeline, run: RunConfig | None) -> list[str]:
     """One numbered line for each action in a rollout, in order."""
     lines = [_line(pipeline.selector)]
-    lines += [f"**Responses.** {_sampling(run)}"] if run else []
+    if run:
+        settings = run.rollout
+        words = f"{settings.group} to each of {settings.prompts} prompts, of at most {settings.max_new_tokens} tokens"
+        if settings.staleness:
+            words += f", by weights that are {counted(settings.staleness, 'update')} old"
+        if settings.precision is not None:
+            words += f", by weights rounded to {settings.precision}"
+        lines.append(f"**Responses.** {words}; the task `{run.task.name}` scores them.")
     lines += [_line(stage) for stage in (*pipeline.shapers, *pipeline.expanders, pipeline.estimator)]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
@@ -38,16 +45,6 @@ def _line(stage: Stage) -> str:
     default = ", the default" if stage in (InOrder(), GRPO()) else ""
     head = next(head for kind, (head, _) in KINDS.items() if isinstance(stage, kind))
     return f"**{head}.** `{stage.name}`{default}: {stage.in_words().rstrip('.')}."
-
-
-def _sampling(run: RunConfig) -> str:
-    settings = run.rollout
-    words = f"{settings.group} to each of {settings.prompts} prompts, of at most {settings.max_new_tokens} tokens"
-    if settings.staleness:
-        words += f", by weights that are {settings.staleness} update{'s' * (settings.staleness > 1)} old"
-    if settings.precision is not None:
-        words += f", by weights rounded to {settings.precision}"
-    return f"{words}; the task `{run.task.name}` scores them."
 
 
 def needs(pipeline: Pipeline) -> list[str]:

@@ -64,7 +64,7 @@ class Line(NamedTuple):
     """One line of a log under rlstab's names.
 
     Attributes:
-        metrics: by rlstab's name, the name in the log, and the value as rlstab would log it.
+        metrics: the name in the log, and the value as rlstab would log it, by rlstab's name.
         scores: held-out scores by their names in the log, of which a run may have several.
         spent: cost by the units of :data:`SPENT`.
     """

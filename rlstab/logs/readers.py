@@ -120,8 +120,7 @@ def logged(
     rows = Rows(unit=unit)
     for step, values in steps:
         rows.log(step, values)
-    run = rows.run(str(path), writer, remarks, planned=planned) if rows else None
-    return [run] if run and rows.trained else []
+    return [rows.run(str(path), writer, remarks, planned=planned)] if rows.trained else []
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:
@@ -182,7 +181,7 @@ def _table(path: Path, text: str) -> list[Run]:
         raise ReportError(f"{path}: is not a table: {error}. Export it from wandb again.") from error
     if not set(STEPS) & set(head):
         raise ReportError(f"{path}: no column of steps. Export it with one of {', '.join(STEPS)}.")
-    columns = [_column(name) for name in head]
+    columns = [name.rpartition(BETWEEN) for name in head]
     runs: dict[str, list[tuple[int, dict[str, str]]]] = {}
     damaged: list[int] = []
     for number, line in enumerate(cells, 2):
@@ -190,8 +189,8 @@ def _table(path: Path, text: str) -> list[Run]:
             damaged.append(number)
             continue
         values: dict[str, dict[str, str]] = {}
-        for (run, metric), cell in zip(columns, line, strict=False):
-            if metric and as_number(cell) is not None:
+        for (run, _, metric), cell in zip(columns, line, strict=False):
+            if metric and not metric.endswith(ENVELOPE) and as_number(cell) is not None:
                 values.setdefault(run, {})[metric] = cell
         for run, row in values.items():
             runs.setdefault(run, []).append((step, row))
@@ -227,11 +226,3 @@ def _tables(path: Path, text: str) -> list[Run]:
         with suppress(ReportError):
             runs += _table(Path(f"{path}: table {number}") if len(tables) > 1 else path, "\n".join(table))
     return runs
-
-
-def _column(head: str) -> tuple[str, str]:
-    """Run and metric of a column; no metric if it is only the envelope of a curve."""
-    if head.endswith(ENVELOPE):
-        return "", ""
-    run, between, metric = head.rpartition(BETWEEN)
-    return (run, metric) if between else ("", head)

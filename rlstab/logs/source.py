@@ -13,7 +13,7 @@ from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir, leads_away
 from rlstab.logs.readers import STATE, logged, read_text, step_of
 from rlstab.logs.trackers import database_runs, tensorboard_rows, wandb_rows
-from rlstab.safe_read import read_bytes, text_of
+from rlstab.safe_read import as_step, read_bytes, text_of
 
 #: The readable formats, for errors.
 READABLE = (
@@ -40,11 +40,8 @@ def log_files(path: Path) -> dict[str, list[Path]]:
         ordered = sorted(paths, key=lambda file: str(file) if file.suffix == ".wandb" else file.name)
         return list({file.resolve(): file for file in ordered}.values())  # wandb's latest-run is a link to another
 
-    def number_of(state: Path) -> int:
-        digits = state.parent.name.rpartition("-")[2]
-        return int(digits) if digits.isdecimal() else 0
-
-    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=number_of, reverse=True)
+    states = list(path.glob(f"checkpoint-*/{STATE}"))
+    states.sort(key=lambda state: as_step(state.parent.name.rpartition("-")[2]) or 0, reverse=True)
     return {
         "TRL": [*([path / STATE] if exists(path / STATE) else []), *states],
         "database": sorted(path.glob("*.db"))[:1],

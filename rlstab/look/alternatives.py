@@ -76,9 +76,9 @@ class Top:
 
     Attributes:
         step, response: index of the step in the dump and of the response in its step.
-        share: of the gradient.
+        share: the part of the gradient that the response has.
         tokens: ``T`` signed shares; 0 on tokens that do not count in the loss.
-        did: by action, such as ``s2t: dropped``, the tokens that it affected.
+        did: the tokens that each action affected, by action such as ``s2t: dropped``.
         ratio, weight: ``T`` each, of the loss; None on tokens that do not count, or whose ratio is unknown.
     """
 
@@ -97,13 +97,13 @@ class Alternative:
 
     Attributes:
         objective: after the change.
-        name: of the method, correction or preset.
+        name: what the method, correction or preset is called.
         acts_on: a key of :data:`ACTS_ON`, ``preset`` or ``run``.
         joins: ``added``, or ``in place of`` what it excludes.
-        keys: of the methods that were added.
+        keys: the keys of the added methods in the composition.
         turn: mean angle to the gradient of the run, degrees.
         length: median length of the gradient, where that of the run is 1.
-        actions: by action of :data:`rlstab.record.ACTIONS`, the mean share of the tokens.
+        actions: the mean share of the tokens that each action of :data:`rlstab.record.ACTIONS` affected.
         top: the :data:`RESPONSES` responses with the largest shares of the gradient.
     """
 
@@ -131,8 +131,8 @@ class Alternatives:
         own: the objective of the run, with its largest responses.
         rows: those of methods, by group and turn.
         presets: whole objectives in place of the run's own, the nearest first.
-        left_out: by name, why it could not be tried.
-        numbers: of the optimizer steps that were examined.
+        left_out: why an alternative could not be tried, by name.
+        numbers: the numbers of the optimizer steps that were examined.
         told: what is not exact about the objective of the run.
         members: its methods.
     """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +13,8 @@ from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Curves, Sign, signs
-from rlstab.signs.metric import SHORTEST, shift
-from rlstab.signs.reward import EQUAL, FEWEST, SOLVED, died, lost_at_once
+from rlstab.signs.metric import FEWEST, SHORTEST, Shift
+from rlstab.signs.reward import EQUAL, SOLVED, died, lost_at_once
 
 #: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
 #: graver one counts, then the first in :data:`CAUSES`, in which signs that explain others precede them.
@@ -53,7 +51,7 @@ class First:
 
     Attributes:
         cause: a value of :data:`CAUSES`.
-        sign: that indicates it.
+        sign: the sign that indicates the cause.
         harm: the first sign that the run was hurt, which may be that sign.
     """
 
@@ -157,37 +155,6 @@ class Diagnosis:
             return f"no harm; {', '.join(SIGNS[sign.name].title for sign in self.observations)}"
         return "nothing found" if self.looked_at else "nothing found, because nothing could be judged"
 
-    def as_json(self) -> dict[str, Any]:
-        """The diagnosis for machines; see docs/how-to/diagnose.md."""
-        remedy = self.remedy
-        return {
-            "run": self.log.path,
-            "writer": self.log.writer,
-            "unit": self.log.unit,
-            "steps": self.log.rollouts,
-            "metrics": dict(self.log.names),
-            "cause": self.first.cause if self.first else None,
-            "title": remedy.title if remedy else None,
-            "step": self.first.sign.step if self.first else None,
-            "harm": {"sign": self.first.harm.name, "step": self.first.harm.step} if self.first else None,
-            "solved": self.solved,
-            "outcome": self.outcome,
-            "observations": [
-                {"sign": sign.name, "cause": CAUSES[sign.name], "step": sign.step} for sign in self.observations
-            ],
-            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in self.fired],
-            "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
-            "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
-            "methods": list(remedy.methods) if remedy else [],
-            "stages": list(remedy.stages) if remedy else [],
-            "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
-            "evidence": [
-                {"method": method, "figures": [*map(dataclasses.asdict, figures)]}
-                for method, figures in (remedy.evidence if remedy else ())
-            ],
-            "remarks": list(self.remarks),
-        }
-
 
 def diagnose(log: Run) -> Diagnosis:
     """Diagnose a run."""
@@ -244,7 +211,7 @@ def reward_in_words(curves: Curves) -> str:
     if collapse := lost_at_once(reward):
         return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
     for direction, verb in ((True, "rose"), (False, "fell")):
-        move = shift(reward.values, rises=direction)
+        move = Shift(reward.values, rises=direction)
         if move.is_real and (reward.end > move.before) is direction:
             return f"the reward {verb} from {move.before:.3g} to {reward.end:.3g}"
     return f"the reward held at {float(reward.values.mean()):.3g}"

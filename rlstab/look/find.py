@@ -13,6 +13,7 @@ from rlstab.files import is_dir, is_file
 from rlstab.logs import source
 from rlstab.logs.log import Rows
 from rlstab.logs.readers import read_text
+from rlstab.look.diagnosis import diagnose
 from rlstab.look.finding import Look
 from rlstab.record.files import dump_folders, token_files
 from rlstab.report.load import find_runs
@@ -41,40 +42,43 @@ def find(path: Path) -> list[Look]:
     Raises:
         ReportError: nothing there can be read.
     """
-    pasted, refusal = path == STANDARD_INPUT, None
+    pasted, refusal, logs = path == STANDARD_INPUT, None, list[Run | None]()
     if pasted and sys.stdin.isatty():
         print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
     try:
-        logs = read_text(Path("standard input"), text_of(sys.stdin.buffer.read())) if pasted else read_logs(path)
-        runs = [Look(path if pasted or len(logs) == 1 else Path(log.path), log.path, log) for log in logs]
+        logs += read_text(Path("standard input"), text_of(sys.stdin.buffer.read())) if pasted else read_logs(path)
     except ReportError as error:
         if pasted:
             raise
-        refusal, runs = error, [Look(path, str(path))]
-    for run in runs:
-        folders = dump_folders(run.path)
+        refusal, logs = error, [None]
+    runs: list[Look] = []
+    for log in logs:
+        run_path = path if log is None or pasted or len(logs) == 1 else Path(log.path)
+        dump, notes, folders = None, list[str](), dump_folders(run_path)
         for folder in folders[:1] or ([path] if refusal else []):
             from rlstab.record import read_dump  # imports torch, which a log does without
 
             try:
-                run.dump, run.dump_path = read_dump(folder), folder
+                dump = read_dump(folder)
             except ReportError as error:
-                if refusal and not folders:  # the error is that of the likelier kind
-                    raise error if _tokens_in(path) else refusal from None
-                run.notes.append(str(error).splitlines()[0])
+                if refusal:  # the error is that of the likelier kind
+                    raise error if folders or _tokens_in(path) else refusal from None
+                notes.append(str(error).splitlines()[0])
         if len(folders) > 1:
-            run.notes.append(f"Other dumps are not looked at: {', '.join(map(str, folders[1:]))}.")
-        if run.log is None and run.dump is not None:
+            notes.append(f"Other dumps are not looked at: {', '.join(map(str, folders[1:]))}.")
+        if log is None:
             from rlstab.look.tokens_log import tokens_log
 
-            run.log = tokens_log(run.dump, str(run.path))
-            run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
-        if run.dump is None and run.log is not None:
-            hint = f" Next time: {RECORDS[run.log.writer]}." if run.log.writer in RECORDS else ""
-            run.notes.append(
+            assert dump is not None
+            log = tokens_log(dump, str(path))
+            notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
+        if dump is None:
+            hint = f" Next time: {RECORDS[log.writer]}." if log.writer in RECORDS else ""
+            notes.append(
                 "No optimizer step was recorded, so nothing can be said about its loss, its sampler or its tokens."
                 f"{hint}"
             )
+        runs.append(Look(run_path, log.path, log, diagnose(log), dump, (folders or [path])[0], notes))
     return runs
 
 

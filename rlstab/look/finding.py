@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab.bins import Run
 from rlstab.console import capital, counted
 from rlstab.look.diagnosis import Diagnosis
+from rlstab.look.remedies import CAUSES
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternatives
@@ -42,11 +44,11 @@ class Look:
     Attributes:
         path: where it was found.
         title: its name for the reader.
-        log: its curves; None if it has no log, and a dump gives none.
+        log: its curves; without a log, those of the recorded optimizer steps.
+        diagnosis: what the log shows.
         dump: its recorded optimizer steps; None if there are none.
-        dump_path: folder or file of the dump.
+        dump_path: folder or file of the dump, where one is looked for.
         notes: what is missing and how to get it, and what could not be read.
-        diagnosis: what the log shows; None if no log can be judged.
         steps: those of the dump that can be used.
         loss: whether the loss was what it said; None without a dump.
         gradient, sampler, methods: None if unknown.
@@ -55,11 +57,11 @@ class Look:
 
     path: Path
     title: str
-    log: Run | None = None
-    dump: Dump | None = None
-    dump_path: Path | None = None
-    notes: list[str] = field(default_factory=list)
-    diagnosis: Diagnosis | None = None
+    log: Run
+    diagnosis: Diagnosis
+    dump: Dump | None
+    dump_path: Path
+    notes: list[str]
     steps: Sequence[Step] = ()
     loss: LossVerdict | None = None
     gradient: Gradient | None = None
@@ -71,14 +73,12 @@ class Look:
     def head(self) -> str:
         """The finding in a sentence."""
         run = self.diagnosis
-        if run and run.first and run.remedy:
+        if run.first and run.remedy:
             first, harm = run.first.sign, run.first.harm
             later = f"; {HARMS[harm.name]} at {run.log.unit} {harm.step}" if harm is not first else ""
             return f"{capital(run.remedy.title)}, from {run.log.unit} {first.step} on{later}."
         if self.loss is not None and self.loss.agrees is False:
             return "The loss is not what the trainer says."
-        if run is None:
-            return "The log holds nothing that can be judged."
         if not run.looked_at and not run.observations:
             return "Nothing could be judged."
         calm = "Nothing hurt this run" if run.observations else "Nothing found"
@@ -87,10 +87,8 @@ class Look:
 
     @property
     def checked(self) -> str:
-        """How many signs were looked for, and how many are present; empty without a log."""
+        """How many signs were looked for, and how many are present."""
         run = self.diagnosis
-        if run is None:
-            return ""
         signs = counted(len(run.fired) + len(run.looked_at), "sign")
         short = any("needed" in sign.text for sign in run.unseen)
         reason = "metrics not logged, or too few lines" if short else "metrics not logged"
@@ -100,8 +98,6 @@ class Look:
     @property
     def advice(self) -> list[str]:
         """What to do: against the cause, or with a run that is solved; empty if nothing asks for a change."""
-        if self.diagnosis is None:
-            return []
         if remedy := self.diagnosis.remedy:
             return [remedy.first]
         return [SOLVED] if self.diagnosis.solved else []
@@ -110,16 +106,42 @@ class Look:
     def lead(self) -> list[str]:
         """The other findings, a sentence each."""
         return [
-            *([self.checked] if self.checked else []),
+            self.checked,
             *([self.loss.sentence] if self.loss else []),
             *([f"Sampler and trainer: {self.sampler.sentence}"] if self.sampler else []),
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The record for machines: that of the diagnosis, and what the dump says."""
-        record: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
-        record |= {"run": self.title, "cause": record.get("cause"), "step": record.get("step"), "notes": self.notes}
-        record["signs"] = record.get("signs", [])
+        """The record for machines; see docs/how-to/diagnose.md."""
+        run, remedy = self.diagnosis, self.diagnosis.remedy
+        record: dict[str, Any] = {
+            "run": self.title,
+            "writer": self.log.writer,
+            "unit": self.log.unit,
+            "steps": self.log.rollouts,
+            "metrics": dict(self.log.names),
+            "cause": run.first.cause if run.first else None,
+            "title": remedy.title if remedy else None,
+            "step": run.first.sign.step if run.first else None,
+            "harm": {"sign": run.first.harm.name, "step": run.first.harm.step} if run.first else None,
+            "solved": run.solved,
+            "outcome": run.outcome,
+            "observations": [
+                {"sign": sign.name, "cause": CAUSES[sign.name], "step": sign.step} for sign in run.observations
+            ],
+            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in run.fired],
+            "looked_at": [{"sign": sign.name, "text": sign.text} for sign in run.looked_at],
+            "unseen": [{"sign": sign.name, "why": sign.text} for sign in run.unseen],
+            "methods": list(remedy.methods) if remedy else [],
+            "stages": list(remedy.stages) if remedy else [],
+            "settings": {host: list(names) for host, names in remedy.settings.items()} if remedy else {},
+            "evidence": [
+                {"method": method, "figures": [*map(dataclasses.asdict, figures)]}
+                for method, figures in (remedy.evidence if remedy else ())
+            ],
+            "remarks": list(run.remarks),
+            "notes": self.notes,
+        }
         if self.loss is not None:
             record["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
         if (sampler := self.sampler) is not None:

@@ -53,14 +53,14 @@ class Gradient:
     """Shares are of the sum of ``|coefficient| (1 - p)`` over all tokens of a dump, or of the tokens.
 
     Attributes:
-        tokens: that count in the loss.
+        tokens: the number of tokens that count in the loss.
         rare_below: the probability below which a token is rare: exp of minus the mean entropy, or surprisal.
-        quadrants: by ``rewarded`` or ``punished`` and ``rare`` or ``common``, shares of the gradient and of the tokens.
+        quadrants: shares of the gradient and of the tokens, by ``rewarded`` or ``punished`` and ``rare`` or ``common``.
         half_tokens, half_groups, groups: tokens and groups of responses that have half of it, and all groups.
-        without: by reason, the share of the tokens without a gradient.
+        without: the share of the tokens without a gradient, by reason.
         positions: the share of the gradient and of the tokens in each of :data:`BINS` bins.
         bin_width: positions of a bin, tokens.
-        turns: by turn of the conversation, the same; empty if each response is one turn.
+        turns: the same shares for each turn of the conversation; empty if each response is one turn.
         largest: the :data:`LISTED` tokens with the largest shares.
     """
 

@@ -1,14 +1,14 @@
 """Whether the loss was what the trainer said: its formula, evaluated again in float64, against what was backpropagated.
 
-If the two differ, they are compared again with one thing changed at a time, in the formula or in the tokens: each known
-error of trainers is such a change. Formulas are those of the hosts' code at the releases that the adapters are tested
-with.
+If the two differ, they are compared again with one thing changed at a time, in the formula or in the tokens: each error
+in :mod:`rlstab.look.known_errors` is such a change. Formulas are those of the hosts' code at the releases that the
+adapters are tested with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstab.console import capital, counted
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
+from rlstab.look.known_errors import CHANGES, Edit, advantage_of, counts_of
 from rlstab.look.recorded_loss import Formula, Loss, loss_of
 from rlstab.record import Step
 from rlstab.record.effects import RECORDED
@@ -74,8 +75,7 @@ def _planned(step: Step, loss: Loss, live: Tensor) -> list[Tensor]:
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
-    tensors = {name: values for name, values in step.tensors.items() if name != "counts"}  # a plan counts for itself
-    step = replace(step, tensors={**tensors, "live_now": live})
+    step = step.having({"live_now": live})
     parts = [step.only(responses) for _, responses in rows]
     plan = loss.plan([part.batch for part in parts])
     values = torch.zeros(len(step.ranks), dtype=torch.float64)
@@ -91,7 +91,7 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     advantages = tensors["advantages"].double()
     if formula.weight:
         weight = ratio.clamp(max=formula.high)
-        policy = -(weight if formula.weight == "live" else weight.detach()) * advantages * live
+        policy = -(weight.detach() if formula.is_held else weight) * advantages * live
     else:
         clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
         free = -advantages * ratio.clamp(max=formula.cap)
@@ -100,7 +100,7 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     kl = bonus = torch.zeros_like(live)
     if formula.beta and "ref_logprobs" in tensors:
         difference = tensors["ref_logprobs"].double() - live
-        difference = -difference if "reversed" in formula.estimator else difference
+        difference = -difference if formula.is_exchanged else difference
         k3 = difference.exp() - difference - 1  # hosts do not clamp it
         kl = formula.beta * {"k1": k1(difference), "k2": k2(difference), "k3": k3}[formula.estimator[:2]]
         kl = kl * ratio if "unbiased" in formula.estimator else kl
@@ -117,25 +117,20 @@ def summed(values: Tensor, index: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.float64).index_add(0, index, values.double())
 
 
-def _by_response(step: Step, values: Tensor) -> Tensor:
-    """``(S,)`` sums over the tokens in the loss."""
-    return summed(values * step.mask, step.row, len(step.tensors["lengths"]))
-
-
 def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     log_ratio = live - step.tensors.get("old_logprobs", live.detach()).double()
     if formula.sequence == "unmasked":
         log_ratio = (summed(log_ratio, step.row, len(step.tensors["lengths"])) / step.tensors["lengths"])[step.row]
     elif formula.sequence:
-        count = 1 if formula.sequence == "product" else _by_response(step, step.mask).clamp(min=1)
-        log_ratio = (_by_response(step, log_ratio) / count)[step.row]
+        count = 1 if formula.sequence == "product" else counts_of(step).clamp(min=1)
+        log_ratio = (step.by_response(log_ratio) / count)[step.row]
     return log_ratio.exp()
 
 
 def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
     """``(S,)`` float64: the factor of the sum over the tokens of each response."""
     part, ranks = step.tensors["parts"], torch.tensor(step.ranks)
-    counts = step.tensors.get("counts", _by_response(step, step.mask))
+    counts = step.tensors.get("counts", counts_of(step))
     micro_batches = torch.bincount(ranks)[ranks][part]
     responses = torch.bincount(part, minlength=len(ranks))[part] * micro_batches
     divisors = {
@@ -143,7 +138,7 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
         "rank": summed(counts, ranks[part], len(ranks))[ranks[part]],
         "part": summed(counts, part, len(ranks))[part] * micro_batches,
         "response": counts * responses,
-        "length": formula.length * responses,
+        "constant": formula.length * responses,
     }
     divisor = torch.as_tensor(divisors[mean], dtype=torch.float64).clamp(min=1e-9)  # without tokens any will do
     return 1 / divisor.expand(len(part))
@@ -163,7 +158,7 @@ class LossVerdict:
             could be compared.
         compared: what was compared, in words.
         findings: what is wrong, as sentences, the most certain first.
-        errors: by number of the step, its largest difference.
+        errors: the largest difference of each step, by its number.
         rounding: a difference below is rounding.
         unloaded: methods whose code is not loaded, for which what the dump says of them stood in.
     """
@@ -199,8 +194,6 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
     """
     findings = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
-    if name is None:
-        return LossVerdict(None, None, math.nan, "the dump does not name its loss", findings)
     losses = [(loss, step) for step in steps if (loss := loss_of(step)) is not None]
     records = [
         (loss, step, kind)
@@ -210,8 +203,8 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
         if kind == "gradient" or not loss.by_gradient
     ]
     if not records:
-        reason = "the dump holds neither losses nor coefficients"
-        reason = reason if losses else f"'{name}' as it is set is not known here"
+        unknown = f"'{name}' as it is set is not known here" if name else "the dump does not name its loss"
+        reason = "the dump holds neither losses nor coefficients" if losses else unknown
         return LossVerdict(name, None, math.nan, reason, findings)
     try:
         differences = [_difference(_compared(record)) for record in records]
@@ -228,15 +221,16 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
         errors[step.number] = max(error, errors.get(step.number, 0.0))
     error, compared = max(errors.values()), f"the {subject} of {counted(len(errors), 'step')}"
     wrong = [record for record, (_, is_beyond) in zip(records, differences, strict=True) if is_beyond]
+    reason = ""
     if unloaded and (wrong or not tokens):  # they may do what no tensor says
-        text = f"the code of {listed(unloaded)} is not loaded, and the dump does not say all that it did"
-        text += "; --code FILE.py runs it"
-        return LossVerdict(name, None, error, text, findings, errors)
+        reason = f"the code of {listed(unloaded)} is not loaded, and the dump does not say all that it did"
+        reason += "; --code FILE.py runs it"
+    elif wrong and wrong[0][0].formula is None and wrong[0][0].nearly:
+        reason = f"it is only nearly an objective. {' '.join(wrong[0][0].nearly).rstrip('.')}"
+    if reason:
+        return LossVerdict(name, None, error, reason, findings, errors)
     if not wrong:
         return LossVerdict(name, not findings, error, compared, findings, errors, unloaded=unloaded)
-    if wrong[0][0].formula is None and wrong[0][0].nearly:
-        text = f"it is only nearly an objective. {' '.join(wrong[0][0].nearly)}"
-        return LossVerdict(name, None, error, text.rstrip("."), findings, errors)
     numbers = {step.number for _, step, _ in wrong}
     share = f" This is the case in {len(numbers)} of {len(errors)} steps." if len(numbers) < len(errors) else ""
     explained = _explained([record for record in records if record[1].number in numbers], wrong)
@@ -245,9 +239,6 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
 
 #: The loss that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
 Claim = tuple[Loss, Step, str]
-#: Changes to a formula or to the tensors of a step, and a factor of the whole, ``scale``; a tensor that is None stays
-#: unchanged.
-Edit = Mapping[str, Any] | Callable[[Formula, Step], Mapping[str, Any]]
 #: The recorded numbers ``(n,)``, the terms of the expected ones ``(n, 3)``, and the share up to which the two agree;
 #: coefficients in units of the largest, losses in units of their mass.
 Compared = tuple[Tensor, Tensor, float]
@@ -265,11 +256,13 @@ def recorded_of(step: Step) -> dict[str, Tensor]:
 def _changed(record: Claim, edit: Edit) -> Claim:
     """The same, with a change to the formula or to the tensors."""
     loss, step, kind = record
-    changes = edit(loss.formula or Formula(), step) if callable(edit) else edit
-    fields = {name: value for name, value in changes.items() if name in Formula.__dataclass_fields__}
-    scale = loss.scale * float(changes.get("scale", 1.0))
-    tensors = {name: value for name, value in changes.items() if name not in {*fields, "scale"} and value is not None}
-    loss = replace(loss, scale=scale, formula=loss.formula and replace(loss.formula, **fields))
+    fields = vars(loss.formula or Formula())
+    before, values = {**step.tensors, **fields}, dict[str, Any]()
+    for name, value in edit.items():
+        values[name] = value(step, name) if callable(value) else before.get(value, value)
+    tensors = {name: value for name, value in values.items() if name not in fields and isinstance(value, Tensor)}
+    formula = loss.formula and replace(loss.formula, **{name: values[name] for name in values.keys() & fields.keys()})
+    loss = replace(loss, formula=formula, scale=loss.scale * float(values.get("scale", 1.0)))
     return loss, step.having(tensors), kind
 
 
@@ -318,154 +311,25 @@ def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str
     return texts or [_located(*wrong[0])]
 
 
-# -- known errors ------------------------------------------------------------------------------------------------------
-
-
-def _ends(step: Step) -> Tensor:
-    """``(N,)`` bool, the last token of each response."""
-    return torch.cat([step.row.diff() != 0, torch.ones(1, dtype=torch.bool)])[: len(step.row)]
-
-
-def _advantage_of(step: Step) -> Tensor:
-    """``(S,)`` float64, the advantage of each response."""
-    zeros = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
-    return zeros.scatter(0, step.row, step.tensors["advantages"].double())
-
-
-def _shifted(step: Step, name: str, by: int) -> Tensor | None:
-    """A tensor shifted within each response; at the edge of a response the value stays."""
-    values = step.tensors.get(name)
-    return None if values is None else torch.where(step.row.roll(by) == step.row, values.roll(by), values)
-
-
-def _rounded(formula: Formula, step: Step, kind: torch.dtype) -> Mapping[str, Any]:
-    read = {"logprobs", "live_logprobs", "old_logprobs"} & step.tensors.keys()
-    return {name: step.tensors[name].to(kind).float() for name in read}
-
-
-def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """``(S,)`` each: the values minus the mean of their group, and the standard deviation of the group."""
-    count = torch.bincount(group)
-    centred = values - (summed(values, group, len(count)) / count)[group]
-    return centred, (summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
-
-
-def _normalised(values: Tensor, group: Tensor) -> Tensor:
-    """``(S,)`` with mean 0 and standard deviation 1 in each group."""
-    centred, deviation = _centred(values.double(), group)
-    return centred / (deviation + 1e-8)
-
-
-def _padded(step: Step) -> Tensor:
-    """``(S,)`` the width of the micro-batch of each response."""
-    lengths, part = step.tensors["lengths"].double(), step.tensors["parts"]
-    return torch.zeros(len(step.ranks), dtype=torch.float64).scatter_reduce(0, part, lengths, "amax")[part]
-
-
-#: Errors in which tokens count in the loss, each with the mask ``(N,)`` that it leads to.
-_MASKS: Mapping[str, Callable[[Step], Tensor | None]] = {
-    "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
-    "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
-    "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
-    "responses that were cut off do not count": lambda step: (
-        step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
-    ),
-    "the mask is shifted back by one token": lambda step: _shifted(step, "mask", 1),
-    "the mask is shifted ahead by one token": lambda step: _shifted(step, "mask", -1),
-}
-_UNSEEN = ", and its denominator counts as if it were right"
-
-
-def _masked(formula: Formula, step: Step, by: Callable[[Step], Tensor | None], unseen: bool) -> Mapping[str, Any]:
-    """Another mask; with `unseen`, the denominator counts as if the mask were right."""
-    return {"mask": by(step), "counts": _by_response(step, step.mask) if unseen else None}
-
-
-#: What trainers were seen to do instead of what they say: to the size of the loss, to what it reads, to the tokens that
-#: count, to what it is divided by, and to its terms. Factors of single terms are found by `_fitted`.
-CHANGES: Mapping[str, Edit] = {
-    "it was divided by the gradient accumulation twice": lambda _, step: {"scale": 1 / step.accumulation},
-    "it was not divided by the gradient accumulation": lambda _, step: {"scale": step.accumulation},
-    "it was divided by the number of processes once too often": lambda _, step: {"scale": 1 / step.header.ranks},
-    "it was multiplied by the number of processes": lambda _, step: {"scale": step.header.ranks},
-    "the ratio has the sampler's log-probs instead of the trainer's": lambda _, step: {
-        "old_logprobs": step.tensors.get("rollout_logprobs")
-    },
-    "the ratio is 1, as if the policy had not moved": lambda _, step: {"old_logprobs": step.live_logprobs},
-    "the log-probs in the denominator are shifted back by one token": lambda _, step: {
-        "old_logprobs": _shifted(step, "old_logprobs", 1)
-    },
-    "the log-probs in the denominator are shifted ahead by one token": lambda _, step: {
-        "old_logprobs": _shifted(step, "old_logprobs", -1)
-    },
-    "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
-    "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
-    "advantages have the opposite sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
-    "advantages are normalised again in each micro-batch": lambda _, step: {
-        "advantages": _normalised(_advantage_of(step), step.tensors["parts"])[step.row]
-    },
-    "advantages are normalised again over the tokens of the optimizer step": lambda _, step: {
-        "advantages": _normalised(step.tensors["advantages"], step.mask.long())
-    },
-    **{text: partial(_masked, by=mask, unseen=False) for text, mask in _MASKS.items()},
-    **{f"{text}{_UNSEEN}": partial(_masked, by=mask, unseen=True) for text, mask in _MASKS.items()},
-    "it is a mean over the tokens of each micro-batch": {"mean": "part", "tokens": 0.0},
-    "it is divided by the tokens of each rank instead of those of all ranks": {"mean": "rank", "tokens": 0.0},
-    "it is a mean over each response, then over the responses of each micro-batch": {"mean": "response", "tokens": 0.0},
-    "it is a mean over the tokens of the optimizer step": {"mean": "step", "tokens": 0.0},
-    "it is divided by a constant length": {"mean": "length", "tokens": 0.0},
-    "it is a sum over the tokens of each response": {"mean": "length", "length": 1.0},
-    "it is divided by the width of each micro-batch, padding included": lambda _, step: {
-        **{"mean": "length", "length": _padded(step)}
-    },
-    "each response counts by its length over the width of its micro-batch": lambda _, step: {
-        **{"mean": "length", "length": _padded(step) / _by_response(step, step.mask)}
-    },
-    "the weights outside its formula do not count": lambda _, step: {"weights": torch.ones(len(step.row))},
-    "the weights outside its formula count twice": lambda _, step: {
-        "weights": step.tensors.get("weights", torch.ones(len(step.row))) ** 2
-    },
-    "tokens outside the response mask count in its denominator": lambda _, step: {
-        **{"counts": step.tensors["lengths"], "tokens": 0.0}
-    },
-    "prompts count in its denominator": lambda _, step: {
-        **{"counts": _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0), "tokens": 0.0}
-    },
-    "padding counts in its denominator": lambda _, step: {"counts": _padded(step), "tokens": 0.0},
-    "the ratio is that of the sequence": {"sequence": True},
-    "the ratio is the product over the sequence, not its geometric mean": {"sequence": "product"},
-    "the ratio of the sequence counts tokens outside the response mask": {"sequence": "unmasked"},
-    "the ratio is that of the token": {"sequence": False},
-    "its weights have a gradient": lambda formula, _: {"weight": formula.weight and "live"},
-    "nothing is clipped": dict.fromkeys(("low", "high", "cap"), math.inf),
-    "the clip has no lower bound": {"low": math.inf},
-    "the clip has no upper bound": {"high": math.inf},
-    "the clip makes the loss smaller instead of larger": {"bound": "smaller"},
-    "the clipped loss counts even where the other is larger": {"bound": "clipped"},
-    "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
-    "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
-    "the ratio has no cap": {"cap": math.inf},
-    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3")},
-    **{f"its KL term is {kind} times the ratio": {"estimator": f"{kind}_unbiased"} for kind in ("k1", "k2", "k3")},
-    "its KL term is taken to the old policy, not to the reference": lambda _, step: {
-        "ref_logprobs": step.tensors.get("old_logprobs")
-    },
-    "its KL term has the two policies exchanged": lambda formula, _: {"estimator": f"{formula.estimator}_reversed"},
-}
+# -- errors with a name ------------------------------------------------------------------------------------------------
 
 
 def _named(records: Sequence[Claim]) -> str | None:
     """A sentence with the change, the factors of the terms, or both, that explain every difference; None if none do."""
-    is_formula = records[0][0].formula is not None
-    changes = {text: edit for text, edit in CHANGES.items() if is_formula or callable(edit)}  # others are of a formula
-    text = ", or, equivalently here, ".join(text for text, edit in changes.items() if _explains(records, edit))
+    planned: Set[str] = {"counts", *vars(Formula())} if records[0][0].formula is None else set()
     is_small = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
-    edits: Mapping[str, Edit] = {} if text else {"": {}, **(changes if is_small else {})}
-    for change, edit in edits.items():
-        factors, fit = _fitted([_compared(_changed(record, edit)) for record in records[:4]])
-        if _explains(records, edit, factors):
-            text = f"{change}, and {fit}" if change else fit
-            break
+    exact, fitted = list[str](), ""
+    for text, edit in {"": {}, **CHANGES}.items():
+        if edit.keys() & planned:  # the objective has no such field, and its plan counts for itself
+            continue
+        first = _compared(_changed(records[0], edit))
+        if not _difference(first)[1] and _explains(records[1:], edit):
+            exact.append(text)
+        elif not fitted and (is_small or not text) and not _difference(first, _fitted([first])[0])[1]:
+            factors, words = _fitted([_compared(_changed(record, edit)) for record in records[:4]])
+            if _explains(records, edit, factors):
+                fitted = f"{text}, and {words}" if text else words
+    text = ", or, equivalently here, ".join(exact) or fitted
     return f"{capital(text)}." if text else None
 
 
@@ -521,18 +385,24 @@ def _located(loss: Loss, step: Step, kind: str) -> str:
     units = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
     for name, of_response in {**units, "response": torch.arange(len(parts))}.items():
         group = of_response[step.row[compared]]
-        ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
-        low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
-        if bool((high - low <= ALIKE * high.abs().maximum(low.abs())).all()):
-            scaled = [index for index, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
-            shown = ", ".join(f"{high[index]:.4g} in {name} {index}" for index in scaled[:4])
-            return f"{text} what it should be, times {shown or 1}."
+        centred, _ = _centred(quotient, group)
+        if bool((centred.abs() <= ALIKE * quotient.abs()).all()):
+            factors = dict(sorted(zip(group.tolist(), (quotient - centred).tolist(), strict=True)))
+            scaled = [f"{factor:.4g} in {name} {index}" for index, factor in factors.items() if abs(factor - 1) > ALIKE]
+            return f"{text} what it should be, times {', '.join(scaled[:4]) or 1}."
     lowest, highest = map(float, quotient.aminmax())
     half = ", which looks like half precision" if max(abs(lowest - 1), abs(highest - 1)) < HALF else ""
     return f"{text} {lowest:.4g} to {highest:.4g} times what it should be{half}."
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
+
+
+def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """``(S,)`` each: the values minus the mean of their group, and the standard deviation of the group."""
+    count = torch.bincount(group)
+    centred = values - (summed(values, group, len(count)) / count)[group]
+    return centred, (summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
@@ -546,7 +416,7 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)
         divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
-        expected, recorded = centred / divisor, _advantage_of(step)
+        expected, recorded = centred / divisor, advantage_of(step)
         is_complete = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
         is_compared = is_complete & expected.isfinite()  # an unknown reward makes all of its group unknown
         # if rewards are equal, the rounding of their mean in float32 gives advantages of up to this size

@@ -21,7 +21,7 @@ from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import Watch, check_names, told
-from rlstab.look.diagnosis import Diagnosis, diagnose
+from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import STANDARD_INPUT, find, nearest, read_logs
 from rlstab.look.finding import Look
 from rlstab.look.page import MARK, TIMES, page
@@ -94,15 +94,14 @@ def look(
     else:
         runs, rest = nearest(Path())
     for run in runs:
-        run.diagnosis = None if run.log is None else diagnose(run.log)
-        run.notes += run.diagnosis.remarks if run.diagnosis else ()
-    if all(run.dump is None and run.log is not None and not run.log.metrics.keys() - {"lr"} for run in runs):
+        run.notes += run.diagnosis.remarks
+    if all(run.dump is None and not run.log.metrics.keys() - {"lr"} for run in runs):
         raise ReportError(f"{runs[0].title}: {runs[0].notes[-1]}")
-    shown = next((run for run in runs if run.diagnosis and run.diagnosis.first), runs[0])
+    shown = next((run for run in runs if run.diagnosis.first), runs[0])
     writes = out is not None or not as_json
     if len(runs) == 1 or writes:
-        if shown.dump is not None and shown.dump_path is not None:
-            _read_tokens(shown, shown.dump, shown.dump_path, methods, tokenizer, model, code, console)
+        if shown.dump is not None:
+            _read_tokens(shown, shown.dump, methods, tokenizer, model, code, console)
         elif methods:
             shown.notes.append("Methods are tried on the tokens of a dump, so none was.")
     if out is not None or shown.path == STANDARD_INPUT:
@@ -119,20 +118,19 @@ def look(
             console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")
         else:
             if len(runs) > 1:
-                console.print(overview([run.diagnosis for run in runs if run.diagnosis]), highlight=False)
+                console.print(overview([run.diagnosis for run in runs]), highlight=False)
             _print(shown, rest, console)
     if not as_json:
         console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
     if writes and open_page:
         webbrowser.open(target.resolve().as_uri())
-    fired = {sign.name for run in runs if run.diagnosis for sign in run.diagnosis.fired}
+    fired = {sign.name for run in runs for sign in run.diagnosis.fired}
     return FAILED if fired & set(fail_on) else 0
 
 
 def _read_tokens(
     run: Look,
     dump: Dump,
-    dump_path: Path,
     methods: Sequence[str],
     tokenizer: str | Path | None,
     model: str | Path | None,
@@ -163,9 +161,9 @@ def _read_tokens(
     run.steps = [step for step, _ in usable if len(step.batch)]
     if not run.steps:
         return
-    run.decode = decoder_of(dump_path, tokenizer)
+    run.decode = decoder_of(run.dump_path, tokenizer)
     if run.decode is None:
-        recorded = is_file(folder_of(dump_path) / "tokenizer.json")
+        recorded = is_file(folder_of(run.dump_path) / "tokenizer.json")
         hint = how_to_install("train") if recorded else "The dump has no tokenizer; --tokenizer FOLDER adds texts."
         run.notes.append(f"Tokens are shown by number. {hint}")
     run.gradient = gradient_of(run.steps, shares_of(run.steps))
@@ -227,18 +225,16 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:
     """The finding first, and as much of the rest as fits into :data:`LINES`."""
-    harmed = run.diagnosis is not None and run.diagnosis.first is not None
-    lines = [(f"{run.title}: {run.head}", "bold yellow" if harmed else "bold green")]
+    diagnosis, unit = run.diagnosis, run.log.unit
+    lines = [(f"{run.title}: {run.head}", "bold yellow" if diagnosis.first else "bold green")]
     if others:
         rest = f"{', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}"
         lines.append((f"Also here: {rest}.", "dim"))
-    if run.diagnosis is not None:
-        unit = run.diagnosis.log.unit
-        lines += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in run.diagnosis.fired]
-        lines += [(f"  do: {text}", "") for text in run.advice]
-        if remedy := run.diagnosis.remedy:
-            lines.append((f"  likely: {'; or '.join(remedy.likely)}", "dim"))
-            lines.append((f"  settings: {', '.join(run.diagnosis.settings)}", ""))
+    lines += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in diagnosis.fired]
+    lines += [(f"  do: {text}", "") for text in run.advice]
+    if diagnosis.remedy:
+        lines.append((f"  likely: {'; or '.join(diagnosis.remedy.likely)}", "dim"))
+        lines.append((f"  settings: {', '.join(diagnosis.settings)}", ""))
     lines += [(text, "") for text in run.lead]
     lines += [(f"  {text}", "yellow") for text in (run.loss.findings if run.loss else ())]
     if run.methods is not None:

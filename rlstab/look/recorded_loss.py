@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import (
     OVER_TOKENS,
@@ -21,6 +20,7 @@ from rlstab.adapters.host_objective import (
     verl_deviations_of,
     verl_objective_of,
 )
+from rlstab.adapters.training import with_empty_responses
 from rlstab.config import load_objective
 from rlstab.config.user_code import code_in, portable
 from rlstab.core.batch import BASICS, TokenBatch
@@ -41,30 +41,33 @@ class Formula:
     Attributes:
         mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
-            (``response``), or responses times a constant (``length``). All but ``step`` and ``rank`` are averaged over
-            the micro-batches of a rank.
+            (``response``), or responses times ``length`` (``constant``). All but ``step`` and ``rank`` are averaged
+            over the micro-batches of a rank.
         low, high: the clip range is from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
-        weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
+        weight: the clipped ratio is a weight of the log-prob (CISPO).
+        is_held: that weight is a constant, without a gradient.
         beta: coefficient of the KL term.
-        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed``
-            exchanges the two policies.
+        estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``.
+        is_exchanged: the two policies of the KL term are exchanged.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
             geometric mean over all of its tokens, including those that do not count in the loss.
-        length: the constant of ``length``.
+        length: the constant of ``constant``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
     """
 
-    mean: Literal["step", "rank", "part", "response", "length"] = "step"
+    mean: Literal["step", "rank", "part", "response", "constant"] = "step"
     low: float = 0.2
     high: float = 0.2
     cap: float = math.inf
     bound: Literal["larger", "smaller", "clipped"] = "larger"
-    weight: bool | Literal["live"] = False
+    weight: bool = False
+    is_held: bool = True
     beta: float = 0.0
     estimator: str = "k3"
+    is_exchanged: bool = False
     entropy: float = 0.0
     sequence: bool | Literal["product", "unmasked"] = False
     length: float = 1.0
@@ -157,8 +160,6 @@ def _corrected(objective: Composition, step: Step) -> Composition:
 
 def _of_trl(kind: str, recorded: Mapping[str, Any], step: Step) -> Loss:
     kind, _, masks = kind.partition(" with ")  # of earlier dumps, which lack the masks and the adaptive entropy
-    if kind not in facts("trl")["values"]["loss_type"]:
-        raise ConfigError(f"loss_type = {kind!r} is not one of TRL's.")
     settings = host_settings("trl", recorded)
     config = settings_of_trl({"gradient_accumulation_steps": step.accumulation, **settings, "loss_type": kind})
     config.world_size = step.header.ranks
@@ -206,7 +207,7 @@ _FIELDS: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
     "cispo": ({"cap": "high"}, {"weight": True}),
     "gspo": ({}, {"sequence": True}),
     "sequence_mean": ({}, {"mean": "response"}),
-    "constant_length": ({"length": "length"}, {"mean": "length"}),
+    "constant_length": ({"length": "length"}, {"mean": "constant"}),
     "entropy_bonus": ({"coefficient": "entropy"}, {}),
     "kl": ({"coefficient": "beta", "estimator": "estimator"}, {}),
 }

@@ -30,7 +30,7 @@ class Figure:
         difference, low, high: mean of method minus baseline with its 95 % interval; None if too few seeds have it.
         verdict: in words, as on the page; ``higher`` does not mean better.
         task: on which the bench trains.
-        command: that repeats the bench.
+        command: the command that repeats the bench.
         page: with the whole comparison, from the root of the repository.
     """
 
@@ -74,11 +74,9 @@ def key(comparison: Mapping[str, Any]) -> str:
 def _evidence(comparisons: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Figure]]]:
     """The methods in some comparisons, each with its figures in the order of the outcomes."""
     for comparison in comparisons:
-        results = {(figure.method, figure.outcome): figure for figure in figures().get(key(comparison), ())}
+        results = {(figure.method, figure.outcome): figure for figure in figures()[key(comparison)]}
         for method in comparison["methods"]:
-            chosen = [results[method, outcome] for outcome in comparison["outcomes"] if (method, outcome) in results]
-            if chosen:
-                yield method, chosen
+            yield method, [results[method, outcome] for outcome in comparison["outcomes"]]
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,10 @@ class Remedy:
         looks: what it looks like in the metrics.
         likely: its usual reasons.
         first: what to try before any method.
-        settings: by trainer, the settings to check.
+        settings: the settings to check, by trainer.
         sources: what makes training unstable, keys of :data:`rlstab.core.metadata.SOURCES`.
-        methods: those that address it, the closest first, then all others that address one of the sources.
-        stages: those that address it.
+        methods: the methods that address the cause, the closest first, then all others that address one of the sources.
+        stages: the stages that address the cause.
         evidence: comparisons: name in the bench, and figures.
     """
 

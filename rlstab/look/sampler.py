@@ -64,20 +64,20 @@ class Sampler:
     """The sampler of a dump against its trainer.
 
     Attributes:
-        lags: by number of updates, or one for all.
+        lags: the tokens of each number of updates, or all tokens together.
         sizes: by number of the step, the effective sample size of weights by token and by response, as shares of their
             number.
         disagreements: tokens that one side is confident of and the other is not, as a share.
         mean_weight: without a bound, over all tokens; 1 if the sampler's log-probs are of the whole distribution.
-        corrections: by name, the mean weight at each of ``lengths``, measured or computed.
-        alone: the same for only the gap of the engine, computed; empty where no other gap is known.
+        corrections: the mean weight at each of ``lengths``, measured or computed, by name of the correction.
+        alone: these weights for the gap of the engine alone, computed; empty where no other gap is known.
         own: name of the correction that the run has; empty where it has none, or one that is not known.
         lengths: tokens of a response: those above ``longest`` are computed, and the others measured on the first tokens
             of each response.
         longest: response of the dump, tokens.
         cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty if it draws from all
             of it or the run replays its support, None if the dump does not say.
-        sides: see :data:`CONFIDENT`.
+        sides: the probabilities that bound a confident disagreement, see :data:`CONFIDENT`.
         apart: why the two log-probs are not of the same distribution, whatever the weights; empty if they are.
     """
 
@@ -208,8 +208,7 @@ def _not_comparable(header: Header) -> str:
 
 
 def _sampled(step: Step) -> Tensor:
-    assert step.batch.rollout_logprobs is not None
-    return step.batch.rollout_logprobs.double()
+    return step.tensors["rollout_logprobs"][step.mask].double()
 
 
 def log_weights(step: Step) -> Tensor:

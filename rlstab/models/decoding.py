@@ -19,10 +19,12 @@ from rlstab.hub import first_line
 from rlstab.models.loading import vocabulary_size
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
-from rlstab.models.stop_texts import completes, window
 from rlstab.signals import token_signals_from_logits
 from rlstab.signals.support import drawn_from, only
 from rlstab.tasks.task import Example
+
+#: To find a stop text, this many more tokens are decoded than it has bytes.
+SPARE = 4
 
 #: Finished responses leave the batch once at most this share of it is unfinished.
 RETIRE = 0.75
@@ -174,13 +176,19 @@ class Decoder:
         return chosen
 
     def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
-        """``(len(rows),)`` bool, whether the latest token of a row completes a stop text."""
+        """``(len(rows),)`` bool, whether the latest token of a row completes a stop text.
+
+        A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
+        tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
+        """
         stops = self.settings.stop
         if stops is None:
             return torch.zeros_like(out.ended[rows])
-        tails = out.sequences.response_ids[rows, max(0, step + 1 - window(stops)) : step + 1].tolist()
-        answers = [[*begun[row], *tail] for row, tail in zip(rows.tolist(), tails, strict=True)]
-        return torch.tensor(completes(self.policy.tokenizer, stops, answers), device=rows.device)
+        window = max(len(stop.encode()) for stop in stops) + SPARE
+        tails = out.sequences.response_ids[rows, max(0, step + 1 - window) : step + 1].tolist()
+        ends = [[*begun[row], *tail][-window:] for row, tail in zip(rows.tolist(), tails, strict=True)]
+        texts = self.policy.tokenizer.batch_decode(ends, skip_special_tokens=False)
+        return torch.tensor([any(stop in text for stop in stops) for text in texts], device=rows.device)
 
 
 #: How many columns of the vocabulary are summed as a block to draw a token.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,24 +124,12 @@ def load_part(role: str, name: str, load: Callable[..., Any], **options: Any) ->
         raise _is_adapter(name, base if isinstance(base, str) and not has_config else "")
     offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
-        with quiet_transformers():
+        with hub.quiet(transformers_logging):
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # a loader may raise anything
         raise ModelError(
             f"the {role} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
         ) from error
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without the progress bars of transformers, which would mix with those of rlstab."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 # -- LoRA adapters ---------------------------------------------------------------------------------------------------

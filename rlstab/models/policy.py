@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,16 +23,17 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     apply_activation_checkpointing,
 )
-from torch.nn.functional import pad
+from transformers.utils import logging as transformers_logging
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
+from rlstab.core.padding import joined_rows, rows_of
 from rlstab.core.turns import context_of
 from rlstab.errors import ConfigError, DataError, ModelError
-from rlstab.hub import first_line
-from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
+from rlstab.files import filesystem_errors
+from rlstab.hub import first_line, quiet
+from rlstab.models.loading import load_model, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
-from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
@@ -45,19 +46,11 @@ if TYPE_CHECKING:
 TRIED = 100_000
 
 
-def joined_rows(parts: Sequence[Tensor], fill: float = 0, *, left: bool = False) -> Tensor:
-    """The rows of all ``(R, T)`` parts, padded to the longest on the right, or on the left."""
-    short = [max(part.shape[1] for part in parts) - part.shape[1] for part in parts]
-    return torch.cat([pad(part, (n, 0) if left else (0, n), value=fill) for part, n in zip(parts, short, strict=True)])
+#: The ``(R, T, K)`` tensors of :class:`Sequences`, with their dtypes.
+LISTS = {"support": torch.int32, "sampler_ids": torch.int32, "sampler_logprobs": torch.float32}
 
-
-def widened_list(name: str, values: Tensor, length: int, width: int) -> Tensor:
-    """``(R, length, width)`` from one of :data:`LISTS` that is not larger."""
-    return pad(values, (0, width - values.shape[2], 0, length - values.shape[1]), value=LISTS[name][1])
-
-
-#: The ``(R, T, K)`` tensors of :class:`Sequences`, with their dtype and what pads them to a larger K.
-LISTS = {"support": (torch.int32, -1), "sampler_ids": (torch.int32, 0), "sampler_logprobs": (torch.float32, -torch.inf)}
+#: What pads these to more tokens and a larger K; 0 for the others.
+FILLS = {"support": -1, "sampler_logprobs": -torch.inf}
 
 
 @dataclass(frozen=True)
@@ -85,15 +78,15 @@ class Sequences:
     sampler_logprobs: Tensor = None  # type: ignore[assignment]  # as above
 
     def __post_init__(self) -> None:
-        for name, (dtype, _) in LISTS.items():
+        for name, dtype in LISTS.items():
             if getattr(self, name) is None:
                 empty = self.response_ids.new_zeros((*self.response_ids.shape, 0), dtype=dtype)
                 object.__setattr__(self, name, empty)
 
     @property
-    def lists(self) -> dict[str, Tensor]:
-        """Those of :data:`LISTS`."""
-        return {name: getattr(self, name) for name in LISTS}
+    def responses(self) -> dict[str, Tensor]:
+        """The ``(R, T)`` and ``(R, T, K)`` tensors of the responses, by name."""
+        return {name: getattr(self, name) for name in ("response_ids", "response_mask", *LISTS)}
 
     @property
     def context(self) -> Tensor:
@@ -107,40 +100,24 @@ class Sequences:
         if index.numel():
             width, length = int(prompt_mask.sum(-1).max()), int(context_of(response_mask).sum(-1).max())
         start = self.prompt_ids.shape[1] - width
-        return Sequences(
-            self.prompt_ids[index][:, start:],
-            prompt_mask[:, start:],
-            self.response_ids[index][:, :length],
-            response_mask[:, :length],
-            **{name: values[index][:, :length] for name, values in self.lists.items()},
-        )
+        responses = {name: values[index][:, :length] for name, values in self.responses.items()}
+        return Sequences(self.prompt_ids[index][:, start:], prompt_mask[:, start:], **responses)
 
     @classmethod
     def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
         """The rows of all parts, padded to the longest of them."""
-        parts = list(parts)
-        lists = {name: [part.lists[name] for part in parts] for name in LISTS}
-        length = max(part.response_ids.shape[1] for part in parts)
-        widths = {name: max(values.shape[2] for values in tensors) for name, tensors in lists.items()}
+        parts, fills = list(parts), FILLS | {"prompt_ids": pad_id, "response_ids": pad_id}
+        tensors = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
         return cls(
-            joined_rows([part.prompt_ids for part in parts], pad_id, left=True),
-            joined_rows([part.prompt_mask for part in parts], left=True),
-            joined_rows([part.response_ids for part in parts], pad_id),
-            joined_rows([part.response_mask for part in parts]),
             **{
-                name: torch.cat([widened_list(name, values, length, widths[name]) for values in tensors])
-                for name, tensors in lists.items()
-            },
+                name: joined_rows(rows, fills.get(name, 0), left=name.startswith("prompt"))
+                for name, rows in tensors.items()
+            }
         )
 
     def cut(self, length: int) -> Sequences:
         """The first ``length`` tokens of each response, whose signals do not depend on later tokens."""
-        return replace(
-            self,
-            response_ids=self.response_ids[:, :length],
-            response_mask=self.response_mask[:, :length],
-            **{name: values[:, :length] for name, values in self.lists.items()},
-        )
+        return replace(self, **{name: values[:, :length] for name, values in self.responses.items()})
 
 
 @dataclass(frozen=True)
@@ -182,7 +159,7 @@ class Policy:
 
         Without ``weights``, those of a whole model are left out.
         """
-        with quiet_transformers():
+        with quiet(transformers_logging):
             if self.base:
                 save_adapter(self.model, folder, self.base)
             else:
@@ -216,13 +193,8 @@ class Policy:
         rows = [self.tokens(example, settings) for example in examples]
         if given is not None:  # they are tokens of the answer, for which there is room
             rows = [[*tokens, *begun] for tokens, begun in zip(rows, given, strict=True)]
-        width = max(map(len, rows), default=0)
-        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(rows), width), dtype=torch.bool)
-        for row, tokens in enumerate(rows):
-            ids[row, width - len(tokens) :] = torch.tensor(tokens)
-            mask[row, width - len(tokens) :] = True
-        return ids, mask
+        masks = [[True] * len(row) for row in rows]
+        return rows_of(rows, torch.int64, self.pad_id, left=True), rows_of(masks, torch.bool, left=True)
 
     def tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         """The tokens of a prompt.
@@ -558,6 +530,36 @@ def require_prompts(
     return notes, [sizes[min(sizes)], sizes[max(sizes)]]
 
 
+def require_stop_texts(tokenizer: Any, vocabulary: int, stops: Sequence[str]) -> list[str]:
+    """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        vocabulary: the number of tokens that the model has embeddings for.
+        stops: the stop texts.
+
+    Raises:
+        ConfigError: names the text.
+    """
+    notes = []
+    for stop in stops:
+        try:  # twice: a decoder may strip the blank before the first token
+            ids = tokenizer(stop + stop, add_special_tokens=False)["input_ids"]
+            written = tokenizer.decode(ids, skip_special_tokens=False)
+        except Exception:  # text outside of the vocabulary
+            ids, written = [], ""
+        if stop not in written or max(ids) >= vocabulary:
+            raise ConfigError(
+                f"rollout.stop: the tokenizer of '{tokenizer.name_or_path}' cannot write {stop!r}, so it would end no "
+                f"response. Write it as the model does, or leave it out."
+            )
+        if re.fullmatch(r"<\|[^|]*\|>|\[[A-Z/_]+\]|</?s>", stop) and len(tokenizer.tokenize(stop)) > 1:
+            notes.append(
+                f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
+            )
+    return notes
+
+
 def require_saved(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> None:
     """Write what a checkpoint has beside whole weights once before a run begins, read it back, and compare.
 
@@ -568,7 +570,8 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
         settings: how.
 
     Raises:
-        ModelError: it cannot be written or read, or differs.
+        ModelError: it cannot be read, or differs.
+        ConfigError: the folder of temporary files cannot be written.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -586,10 +589,13 @@ def require_saved(policy: Policy, name: str, examples: Sequence[Example], settin
 
     try:
         with TemporaryDirectory(prefix="rlstab-") as folder:
-            policy.save(Path(folder), weights=False)
+            with filesystem_errors(Path(folder)):
+                policy.save(Path(folder), weights=False)
             after = content(AutoTokenizer.from_pretrained(folder), folder)
         before = content(policy.tokenizer)
         changed = [f"another {part} would be read" for part in before if before[part] != after[part]]
+    except ConfigError:
+        raise
     except Exception as error:  # of transformers and of tokenizers, of any kind
         changed = [first_line(error)]
     if changed:
@@ -618,13 +624,4 @@ def require_same_tokens(policy: Policy, teacher: Policy, name: str, *, distribut
         raise ModelError(
             f"model.teacher '{name}' has logits for {rows} tokens and the policy for {vocabulary}, which 'distill' "
             f"compares. Resize the teacher's embeddings, or use 'opd'."
-        )
-
-
-def require_trainable(policy: Policy, name: str) -> None:
-    """Raises ModelError if no weight of a model requires a gradient, so that nothing would be learnt."""
-    if not any(weight.requires_grad for weight in policy.model.parameters()):
-        raise ModelError(
-            f"no weight of '{name}' requires a gradient, so nothing can be trained. Give a model in a floating-point "
-            f"format, or put an adapter on it with model.adapter."
         )

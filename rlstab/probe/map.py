@@ -43,7 +43,7 @@ class MapCell:
 
     Attributes:
         score: or the reason why there is none.
-        outcomes: by dose and seed.
+        outcomes: the outcome of each run, by dose and seed.
         prediction: written before the runs.
         base: whether the others are compared with it.
         acted: the number of runs that end differently from the base's run of the same dose and seed, and the number of
@@ -64,7 +64,7 @@ class Map:
     Attributes:
         columns: probes and policies.
         rows: names, with their titles.
-        cells: by row and index of the column.
+        cells: the cells, by row and index of the column.
         starts: outcome of the policy before training, by index of the column.
         remarks: what is missing, and why.
     """
@@ -177,7 +177,12 @@ def draw_map(
     cells: dict[tuple[str, int], MapCell] = {}
     starts: dict[int, float] = {}
     for index, column in enumerate(columns):
-        by_row = _outcomes([record for record in results if record.probe == column.probe.name], column.policy)
+        by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for record in results:
+            if record.probe == column.probe.name:  # a sampler that is the trainer's policy has the trainer's outcome
+                sampler = record.trainer if record.sampler is None else record.sampler
+                outcome = sampler if column.policy == "sampler" else record.trainer
+                by_row[record.row][float(record.dose)][record.seed] = outcome
         before = [value for seeds in by_row[START].values() for value in seeds.values()]
         starts[index] = before[0] if before else math.nan
         for row in names:
@@ -195,15 +200,6 @@ def draw_map(
     bases = {column.title: cells["base", index].score for index, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
-
-
-def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
-    """Outcomes by row, dose and seed; a sampler that is the trainer's policy has the trainer's outcome."""
-    by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
-        sampler = record.trainer if record.sampler is None else record.sampler
-        by_row[record.row][float(record.dose)][record.seed] = sampler if policy == "sampler" else record.trainer
-    return by_row
 
 
 def told(relative: float, limit: float) -> str:

@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rlstab.bench.file import BenchRun, few, load_bench
 from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
@@ -19,7 +17,7 @@ from rlstab.console import Terminal, say
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
 from rlstab.files import from_home, is_dir, is_foreign, replace_file
-from rlstab.probe.map import Map, draw_map
+from rlstab.probe.map import draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, as_lines, identity, made, recorded
 from rlstab.probe.rows import Row, rows
@@ -47,7 +45,6 @@ def run_probes(
     workers: int | None = None,
     retry: bool = False,
     dry_run: bool = False,
-    console: Console | None = None,
 ) -> int:
     """Make runs that are not recorded, and write ``map.html``, ``map.md``, ``map.json`` and ``results.jsonl``.
 
@@ -61,7 +58,6 @@ def run_probes(
         workers: runs at a time; None is one per CPU.
         retry: repeat failed runs.
         dry_run: only say what would be made.
-        console: where all output goes; None is the terminal, with results on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
@@ -72,7 +68,7 @@ def run_probes(
         ModelError: the model is not on this machine.
         ReportError: a file of recorded runs cannot be read.
     """
-    stdout, console, out = console or Terminal(), console or Terminal(stderr=True), Path(out)
+    stdout, console, out = Terminal(), Terminal(stderr=True), Path(out)
     with no_fit_warnings():
         suite, lines = probes(names, model), rows(asked)
         planned, remarks = _plan(suite, lines, quick, out)
@@ -121,7 +117,12 @@ def run_probes(
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
-    _say(stdout, drawn, out)
+    for line in drawn.sentences:
+        say(stdout, line)
+    for remark in drawn.remarks:
+        say(stdout, f"note: {remark}", "yellow")
+    say(stdout, f"folder: {out} ({', '.join(_FILES)})", copied=True)
+    say(stdout, f"next: open {out / 'map.html'} in a browser", copied=True)
     return STOPPED if code == STOPPED else int(bool(failures))  # a lost policy is an outcome
 
 
@@ -175,12 +176,3 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
     first, unique = f"{probe.name}-{doses[0]}", {run.name: run for run in loaded}
     runs = [run for run in unique.values() if run.method != START or (run.setting, run.seed) == (first, seeds[0])]
     return sorted(runs, key=lambda run: seeds.index(run.seed))
-
-
-def _say(console: Console, drawn: Map, out: Path) -> None:
-    for line in drawn.sentences:
-        say(console, line)
-    for remark in drawn.remarks:
-        say(console, f"note: {remark}", "yellow")
-    say(console, f"folder: {out} ({', '.join(_FILES)})", copied=True)
-    say(console, f"next: open {out / 'map.html'} in a browser", copied=True)

@@ -24,7 +24,7 @@ class Response:
         rollout: its number.
         order: number of the optimizer step in the rollout.
         rank: the number of its process.
-        tensors: by the names of a record.
+        tensors: its values, by the names of a record.
     """
 
     host: str

@@ -56,7 +56,7 @@ class Trace:
     Attributes:
         ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob, see
             :func:`trace`.
-        methods: by the prefix of their metrics.
+        methods: what each method did, by the prefix of its metrics.
     """
 
     ratio: Tensor
@@ -67,12 +67,6 @@ class Trace:
         """``(n,)`` product of the methods' weights."""
         weights = [method.weight for method in self.methods.values() if method.weight is not None]
         return reduce(torch.mul, weights, torch.ones_like(self.ratio))
-
-    @property
-    def bonus(self) -> Tensor | None:
-        """``(n,)`` sum of what the methods add to the advantage, None if none adds anything."""
-        bonuses = [method.bonus for method in self.methods.values() if method.bonus is not None]
-        return reduce(torch.add, bonuses) if bonuses else None
 
     @property
     def gate(self) -> Tensor | None:
@@ -255,14 +249,6 @@ def _stand_in(columns: Sequence[str]) -> TokenObjective:
     return Recorded()
 
 
-def token_ratio(step: Step) -> Tensor:
-    """``(n,)`` the ratio of each single token; NaN where the trainer did not compute the live log-prob."""
-    live = step.live.constant()
-    live = live if live.log_support_mass is None else live.over_support()
-    ratio = bounded_exp(token_log_ratio(live, live, step.batch))
-    return torch.where(_computed(live, step.batch), ratio, torch.nan)
-
-
 def recorded(step: Step) -> Trace:
     """The trace in the tensors of a step; without methods if none was recorded."""
     columns: dict[str, dict[str, Tensor]] = {}
@@ -276,4 +262,9 @@ def recorded(step: Step) -> Trace:
         key, _, method = name.partition(":")
         actions = {action: recorded_of[action] > 0 for action in ACTIONS if action in recorded_of}
         methods[key] = MethodTrace(method or key, actions, *map(recorded_of.get, ("weight", "bonus", "gate")))
-    return Trace(token_ratio(step) if ratio is None else ratio, methods)
+    if ratio is None:  # that of each single token, where the trainer computed the live log-prob
+        live = step.live.constant()
+        live = live if live.log_support_mass is None else live.over_support()
+        ratio = bounded_exp(token_log_ratio(live, live, step.batch))
+        ratio = torch.where(_computed(live, step.batch), ratio, torch.nan)
+    return Trace(ratio, methods)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from rlstab.core.batch import MOST, TokenBatch
+from rlstab.core.batch import TokenBatch
+from rlstab.core.possible_values import MOST
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
 from rlstab.files import exists, is_file
@@ -28,7 +29,7 @@ class Dump:
     """The optimizer steps that were read.
 
     Attributes:
-        steps: in their order.
+        steps: the optimizer steps in their order.
         notes: what was left out and why.
     """
 

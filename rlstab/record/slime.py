@@ -43,7 +43,10 @@ def responses_in(path: Path) -> Iterator[Response | Damaged]:
     """
     saved = _loaded(path)
     try:
-        samples, positions = _samples(saved), _positions(saved)
+        samples = _samples(saved)
+        # by position of a response in the rollout, its optimizer step in the rollout and its micro-batch
+        pairs = (pair for shard in saved.get("dp_shards") or [] for pair in _shard(shard))
+        positions = dict(islice(pairs, len(saved.get("samples") or [])))
         if sum(len(sample["tokens"]) for sample in samples) > path.stat().st_size:
             raise Damaged("it has more tokens than bytes")
     except _OTHER_LAYOUT as error:
@@ -88,12 +91,6 @@ def _samples(saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         {**{name: values[index] for name, values in by_response.items()}, **rank, "local_raw_reward": rewards[index]}
         for index in range(count)
     ]
-
-
-def _positions(saved: Mapping[str, Any]) -> dict[Any, tuple[int, int]]:
-    """By position of a response in the rollout, its optimizer step in the rollout and its micro-batch."""
-    shards = saved.get("dp_shards") or []
-    return dict(islice((pair for shard in shards for pair in _shard(shard)), len(saved.get("samples") or [])))
 
 
 def _shard(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:

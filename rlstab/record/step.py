@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
+from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.possible_values import MOST, impossible
 from rlstab.core.turns import turns_of
 
 #: Outputs of the live policy, from which a loss is made.
 LIVE = ("logprobs", "entropies", "log_kept_mass", "log_support_mass", "teacher_divergence")
 #: Tensors by response, ``(S,)``; every dump has those in `REQUIRED`.
-BY_RESPONSE: Mapping[str, str] = {
+BY_RESPONSE: dict[str, str] = {
     "lengths": "tokens of the response, int64",
     "prompt_lengths": "tokens of its prompt, int64",
     "sequence_ids": "stable identity, int64",
@@ -30,7 +32,7 @@ BY_RESPONSE: Mapping[str, str] = {
     "rewards": "reward of the response",
 }
 #: Tensors by token, ``(n,)``, one response after another. Log-probs and entropies are in nats.
-BY_TOKEN: Mapping[str, str] = {
+BY_TOKEN: dict[str, str] = {
     "ids": "the token, int64",
     "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
     "versions": "optimizer steps before the weights that sampled the token, int32",
@@ -51,20 +53,7 @@ CORRECTION = "importance_sampling_ratio"
 #: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
-_WHOLE = frozenset(
-    {
-        "lengths",
-        "prompt_lengths",
-        "sequence_ids",
-        "group_ids",
-        "parts",
-        "ids",
-        "prompt_ids",
-        "mask",
-        "versions",
-        "support",
-    }
-)
+_WHOLE = {name for name, text in (BY_RESPONSE | BY_TOKEN).items() if re.search(r"\bu?int\d", text)} | {"prompt_ids"}
 #: The most ids of a support that a record has for each token.
 MOST_KEPT = 64
 #: Upper bounds of the micro-batches of a rank in one optimizer step, and of token ids.
@@ -84,7 +73,7 @@ class HostLoss(BaseModel):
         name: the trainer and its loss, such as ``trl/dapo`` or ``verl/vanilla``; ``rlstab`` is an objective.
         settings: what decides the loss, by the names that the trainer has for them (``hosts.yaml``); of ``rlstab``,
             ``objective`` and the ``state`` before the step.
-        values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
+        values: the number that each micro-batch of this rank backpropagated; None where it was not finite.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -134,9 +123,9 @@ class Step:
     """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        header: that of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
-        tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
-        ranks: by micro-batch, the rank that it was on.
+        header: that of one rank, or of all ranks: values of ``loss`` and parts one rank after another.
+        tensors: the tensors by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
+        ranks: the rank that each micro-batch was on.
         code: files that the user named, whose user-defined methods may be loaded.
     """
 
@@ -147,7 +136,7 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Of the optimizer step."""
+        """The number of the optimizer step."""
         return self.header.step
 
     @property
@@ -175,6 +164,11 @@ class Step:
         """``(S,)`` int64, the prompts in the order of their identities; a response without one counts as a prompt."""
         groups: Tensor = self.batch.group_ids.unique(return_inverse=True)[1]
         return groups
+
+    def by_response(self, values: Tensor) -> Tensor:
+        """``(S,)`` float64 sums of ``(N,)`` values over the tokens of each response that count in the loss."""
+        zeros = torch.zeros(len(self.tensors["lengths"]), dtype=torch.float64)
+        return zeros.index_add(0, self.row, (values * self.mask).double())
 
     @property
     def accumulation(self) -> int:

@@ -18,32 +18,28 @@ CONTEXT = 8
 LONGEST = 1000
 
 
-def decoder(path: Path) -> Decode:
-    """The function from token ids to text.
+def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
+    """The decoder of token ids: by a given tokenizer, or that of the dump; None if the dump has none.
 
     Args:
-        path: folder of a tokenizer, or its ``tokenizer.json``.
+        path: of the dump.
+        tokenizer: folder of a tokenizer, or its ``tokenizer.json``.
 
     Raises:
         ReportError: there is no tokenizer that can be read.
     """
+    file = folder_of(path) / "tokenizer.json" if tokenizer is None else Path(tokenizer)
+    if tokenizer is None and (not is_file(file) or missing("train", "tokenizers")):
+        return None
     require("train", "the text of tokens", "tokenizers")
     from tokenizers import Tokenizer  # comes with transformers
 
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = file / "tokenizer.json" if file.is_dir() else file
     try:
-        tokenizer = Tokenizer.from_str(read_text(file))
+        decoder = Tokenizer.from_str(read_text(file))
     except Exception as error:  # the library raises a bare Exception
         raise ReportError(f"{file}: not a tokenizer: {error}. Give a folder with a tokenizer.json.") from error
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
-    """The decoder of token ids: by a given tokenizer, or that of the dump; None if the dump has none."""
-    recorded = folder_of(path) / "tokenizer.json"
-    if tokenizer is None and (not is_file(recorded) or missing("train", "tokenizers")):
-        return None
-    return decoder(recorded if tokenizer is None else Path(tokenizer))
+    return lambda ids: str(decoder.decode(ids, skip_special_tokens=False))
 
 
 def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:

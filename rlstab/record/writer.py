@@ -174,14 +174,9 @@ def tensors_of(
         del tokens["old_logprobs"]
     tokens |= {f"live_{name}": values for name, values in vars(live).items() if values is not None}
     tokens = dict(zip(tokens, on_cpu([*tokens.values()]), strict=True))  # to compare them
-    repeated = [
-        name
-        for name, values in tokens.items()
-        if name.startswith("live_") and (evidence := tokens.get(name.removeprefix("live_"))) is not None
-        if torch.equal(values, evidence)
-    ]
-    for name in repeated:
-        del tokens[name]
+    for name in vars(live):
+        if {name, f"live_{name}"} <= tokens.keys() and torch.equal(tokens[name], tokens[f"live_{name}"]):
+            del tokens[f"live_{name}"]
     extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
     if support is not None and support.shape[-1]:
         ids = support.flatten(0, 1)[index].int()

@@ -12,7 +12,8 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,20 +44,14 @@ class Fate:
     rollout: int
 
 
-def fate_of(run: RunRecord) -> Fate:
-    """Whether a run was lost, and when."""
-    cache: dict[str, Any] = vars(run)  # asked for again and again
-    if "_fate" not in cache:
-        cache["_fate"] = _fate(run)
-    return cast(Fate, cache["_fate"])
-
-
 def collapsed(run: RunRecord) -> bool:
     """Whether a run was lost."""
     return fate_of(run).lost is True
 
 
-def _fate(run: RunRecord) -> Fate:
+@lru_cache(2**12)  # asked for again and again
+def fate_of(run: RunRecord) -> Fate:
+    """Whether a run was lost, and when."""
     if run.status == "failed" and "NonFinite" in (run.error or ""):
         return Fate(True, run.rollouts)
     if (fell := _nan_from(run)) is None:

@@ -53,7 +53,6 @@ class Outcome:
 
 def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     """The outcomes that at least one of the runs can have, the main one first."""
-    runs = list(runs)
     measured = {name for run in runs for names in ([*run.metrics], *map(list, run.evaluations)) for name in names}
     ks = sorted(int(name[10:]) for name in measured if re.fullmatch(r"eval/pass@\d+", name))
     outcomes = []
@@ -66,7 +65,7 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
     return outcomes
 
 
-def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
+def chosen_outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Outcome]:
     """The named outcomes; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
 
     With ``/area`` after it, a metric stands for its mean over all rollouts.
@@ -74,7 +73,6 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
     Raises:
         ReportError: no run has it.
     """
-    runs = list(runs)
     outcomes = {outcome.name: outcome for outcome in known_outcomes(runs)}
     if not names:
         return list(outcomes.values())
@@ -123,7 +121,7 @@ class Cell:
     """One method in one outcome.
 
     Attributes:
-        values: by seed, finished runs that were not lost, or all where none survived.
+        values: the outcome of finished runs that were not lost, or of all where none survived, by seed.
         summary: mean over these seeds.
         every: values of all finished runs, lost ones too.
         paired: against the baseline; None for the baseline itself, and without a baseline.
@@ -143,8 +141,8 @@ class Collapse:
         runs: all of them.
         failed: how many of them failed.
         losses: how many were lost.
-        fired: by detector, the number of runs in which it fired.
-        judged: by detector, the number of runs that it could judge.
+        fired: the number of runs in which a detector fired, by detector.
+        judged: the number of runs that a detector could judge, by detector.
     """
 
     runs: int
@@ -163,10 +161,10 @@ class Table:
         setting: its name.
         baseline: method that the others are compared with; None if it is missing.
         methods: the baseline first, the others by name, m2 before m10.
-        runs: by method, those that the curves are drawn from.
-        cells: by method and outcome.
-        collapses: by method.
-        costs: by method, what a rollout costs, in words.
+        runs: the runs that the curves are drawn from, by method.
+        cells: the values of a method in an outcome, by both.
+        collapses: the lost runs and the signs of each method.
+        costs: what a rollout costs, in words, by method.
         budget: the cost at which the methods are compared, in words; empty if at the end of the runs.
         differs: by method and path, the settings besides objective and stages in which it differs from the baseline, in
             words.

@@ -70,8 +70,8 @@ class _Benches:
     """What the files of benches say.
 
     Attributes:
-        planned: by bench, the number of missing runs, and the number that its file names.
-        order: by bench and setting, the position of the setting in the file.
+        planned: the number of missing runs, and the number that the file names, by bench.
+        order: the position of a setting in the file of its bench, by bench and setting.
     """
 
     planned: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -238,11 +238,9 @@ def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
         seed, remark = (seeds[index], ()) if by_name else (index, ("no seed is in its name; taken by its order",))
         if is_run(folder):
             record = read_folder(folder)
-            yield (
-                replace(record, bench=None, setting="default", method=method)
-                if isinstance(record, RunRecord)
-                else record
-            )
+            if isinstance(record, RunRecord):
+                record = replace(record, bench=None, setting="default", method=method)
+            yield record
             continue
         try:
             run = foreign(folder, folder / "worker.log")

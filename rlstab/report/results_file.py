@@ -75,7 +75,11 @@ def _line(run: RunRecord) -> dict[str, Any]:
     curves = {name: binned(run, name) for name in sorted(run.metrics)}
     rollouts = sorted({int(rollout) for ends, _ in curves.values() for rollout in ends})
     judged = {name: asdict(sign) for name, sign in counted_signs(run).items()}
-    shared = {name: getattr(run, name) for name in _FACTS} | {"about": _without_places(run.about), "judged": judged}
+    # without paths of the machine: a worker's command, the folders of reward files
+    about = {name: value for name, value in run.about.items() if name != "command"}
+    if isinstance(rewards := about.get("rewards"), Mapping):
+        about["rewards"] = {name: re.split(r"[/\\]", str(path))[-1] for name, path in rewards.items()}
+    shared = {name: getattr(run, name) for name in _FACTS} | {"about": about, "judged": judged}
     return {
         "format": FORMAT,
         **plain(shared),
@@ -90,14 +94,6 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "left_out": list(run.remarks),
         **({"not_finite": list(run.not_finite)} if run.not_finite else {}),
     }
-
-
-def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``run.json`` without paths of the machine: a worker's command, the folders of reward files."""
-    shown = {name: value for name, value in about.items() if name != "command"}
-    if isinstance(rewards := shown.get("rewards"), Mapping):
-        shown["rewards"] = {name: re.split(r"[/\\]", str(path))[-1] for name, path in rewards.items()}
-    return shown
 
 
 def _aligned(curve: Curve, rollouts: list[int]) -> list[float | None]:

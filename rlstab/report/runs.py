@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, rounded
+from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, evaluated, rounded
 from rlstab.config.user_code import portable
 
 #: Between the names of several parts.
@@ -99,11 +99,11 @@ class Loaded:
     """Everything that was read.
 
     Attributes:
-        runs: by bench, setting, method, seed.
+        runs: the usable runs, sorted by bench, setting, method and seed.
         left_out: what could not be used.
         notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
         not_begun: runs that the benches name and that have no folder yet.
-        order: by bench and setting, the position of the setting in the file of the bench.
+        order: the position of a setting in the file of its bench, by bench and setting.
     """
 
     runs: list[RunRecord]
@@ -143,9 +143,7 @@ def setting_of(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path of a resolved run; None if there is none."""
     value: Any = config
     for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return None
-        value = value[key]
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
@@ -165,10 +163,7 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def curve(run: RunRecord, metric: str) -> Curve:
     """A metric in bins of rollouts, or as evaluated."""
-    if not metric.startswith("eval/"):
-        return binned(run, metric)
-    values = {record["rollout"]: record[metric] for record in run.evaluations if {metric, "rollout"} <= record.keys()}
-    return np.array(list(values), dtype=np.int64), np.array(list(values.values()), dtype=np.float64)
+    return evaluated(run, metric) if metric.startswith("eval/") else binned(run, metric)
 
 
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:

@@ -88,7 +88,7 @@ class Paired:
 
     Attributes:
         difference: mean of method minus baseline, with its interval.
-        seeds: those in both.
+        seeds: the seeds that method and baseline share.
         verdict: in words. ``higher`` says nothing about better.
         remark: what the verdict alone hides; may be empty.
         power: the ends of the range in which the difference lies that these seeds would show in a share :data:`POWER`

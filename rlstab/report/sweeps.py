@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import Any
 
 from rlstab import signs
-from rlstab.config.identity import is_neutral
+from rlstab.config.identity import is_measured
 from rlstab.report.collapse import collapsed
 from rlstab.report.formatting import setting
+from rlstab.report.names import settings_between
 from rlstab.report.runs import RunRecord, flat, grouped
 
 #: Settings that differ between the runs of one bench without being swept, like neutral ones.
-IGNORED = ("seed", "objective")
+IGNORED = ("objective", "code")
 
 #: Coarseness of a sampler's weights: the step of rounding as a share of the largest, or of each number.
 COARSENESS = {None: 0.0, "bf16": 2**-9, "int8": 1 / 127, "fp8": 2**-4, "int4": 1 / 7, "int3": 1 / 3, "int2": 1.0}
@@ -63,9 +64,9 @@ class Sweep:
         key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; for ``rollout.precision``, values
             are the coarseness of the weights.
         values: ascending.
-        points: by method and value.
-        highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
-        unclear: by method the value above these that cannot be judged; methods unstable there are left out.
+        points: one for each method and value.
+        highest: the highest value at which a method is stable and at every lower one too, or None; by method.
+        unclear: the value above these that cannot be judged, by method; methods unstable there are left out.
     """
 
     bench: str
@@ -101,43 +102,25 @@ def swept_key(runs: Sequence[RunRecord]) -> str | None:
 
     Each method may have its own settings, such as stages: only differences between runs of one method count.
     """
-    of_methods: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for run in runs:
-        if run.config:
-            dials = _dials(run.config)
-            if of_methods[run.method].setdefault(run.setting, dials) != dials:
-                return None
-    differing: set[str] = set()
-    for by_setting in of_methods.values():
-        paths = {path for dials in by_setting.values() for path in dials}
-        differing |= {path for path in paths if len({repr(dials.get(path)) for dials in by_setting.values()}) > 1}
-    if len(differing) != 1:
+    methods = grouped(runs, attrgetter("method")).values()
+    paths = {path for group in methods for path in settings_between(group, method=True)}
+    swept = [path for path in paths if path.partition(".")[0] not in IGNORED and not is_measured(path)]
+    if len(swept) != 1:
         return None
-    key = differing.pop()
-    values: dict[str, Any] = {}
-    for name, dials in (item for by_setting in of_methods.values() for item in by_setting.items()):
-        if values.setdefault(name, dials.get(key)) != dials.get(key):
-            return None
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
-    return key if numeric else None
+    settings = grouped((run for run in runs if run.config), attrgetter("setting")).values()
+    values = [[_value(run, swept[0]) for run in group] for group in settings]
+    numeric = all(isinstance(first, int | float) and not isinstance(first, bool) for first, *_ in values)
+    return swept[0] if numeric and all(value == group[0] for group in values for value in group) else None
 
 
-def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a run that may be swept, by dotted path."""
-    settings = dict(flat(config))
-    values = {
-        path: value
-        for path, value in settings.items()
-        if path.partition(".")[0] not in IGNORED and not is_neutral(path, settings)
-    }
-    if "rollout.precision" in values:
-        values["rollout.precision"] = COARSENESS.get(values["rollout.precision"])
-    return values
+def _value(run: RunRecord, path: str) -> Any:
+    value = dict(flat(run.config)).get(path)
+    return COARSENESS.get(value) if path == "rollout.precision" else value
 
 
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     # if a run failed before it wrote its configuration, other runs of its setting have the value
-    values = {run.setting: float(_dials(run.config)[key]) for run in runs if run.config}
+    values = {run.setting: float(_value(run, key)) for run in runs if run.config}
     groups = grouped((run for run in runs if run.setting in values), lambda run: (run.method, values[run.setting]))
     points = [_point(method, value, group) for (method, value), group in sorted(groups.items())]
     highest: dict[str, float | None] = {}

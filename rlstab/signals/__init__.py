@@ -164,18 +164,14 @@ def _ask(
     unknown = sorted(needs - frozenset(ORDER))
     if unknown:
         raise MissingSignal(f"no signal is called '{unknown[0]}'. Known: {', '.join(sorted(ORDER))}.")
-    if token_ids.shape != source.shape[:1]:
-        raise ShapeError(f"{source.shape[0]} rows and token_ids of shape {tuple(token_ids.shape)}; expected (N,).")
-    for name, where in (rows or {}).items():
-        if where.shape != source.shape[:1]:
-            raise ShapeError(f"{source.shape[0]} rows and rows['{name}'] of shape {tuple(where.shape)}; expected (N,).")
+    by_row = {"token_ids": token_ids, **{f"rows['{name}']": where for name, where in (rows or {}).items()}}
     if isinstance(temperature, Tensor):
-        if temperature.shape != source.shape[:1]:
-            raise ShapeError(f"{source.shape[0]} rows and temperatures of shape {tuple(temperature.shape)}.")
-        if not bool((temperature > 0).all()):
-            raise OutOfRange("a temperature is not above 0; expected (N,) positive numbers.")
-    elif not temperature > 0:
-        raise OutOfRange(f"temperature = {temperature!r}, expected a number above 0.")
+        by_row["temperature"] = temperature
+    for name, values in by_row.items():
+        if values.shape != source.shape[:1]:
+            raise ShapeError(f"{source.shape[0]} rows and {name} of shape {tuple(values.shape)}; expected (N,).")
+    if not bool((torch.as_tensor(temperature) > 0).all()):
+        raise OutOfRange(f"temperature = {temperature!r}, expected positive numbers.")
     if "log_kept_mass" in needs and not (min_p is not None and 0 < min_p <= 1):
         raise OutOfRange(f"log_kept_mass needs min_p in (0, 1], not {min_p!r}.")
     if "log_support_mass" in needs:

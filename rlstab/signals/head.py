@@ -164,9 +164,7 @@ def _whole_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
     buffers, teacher_buffers = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
     for span in spans(hidden.shape[0], height):
         x = head.whole(hidden, span, ask.columns, buffers)
-        whole_rows(rows, span, x, ids[span], ask)
-        if ask.target is not None:
-            rows.compare(ask.target, span, x, teacher_buffers)
+        whole_rows(rows, span, x, ids[span], ask, teacher_buffers)
     return rows
 
 

@@ -24,9 +24,7 @@ class LogitsSignals(torch.autograd.Function):
         teacher_buffers = Buffers(logits, min(height, logits.shape[0]) * logits.shape[1])
         for span in spans(logits.shape[0], height):
             divided = _divided(logits[span].to(wide(logits.dtype)), temperature, span)
-            whole_rows(rows, span, divided, ids[span], ask)
-            if ask.target is not None:
-                rows.compare(ask.target, span, divided, teacher_buffers)
+            whole_rows(rows, span, divided, ids[span], ask, teacher_buffers)
         ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(rows.values)
         ctx.save_for_backward(logits, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)

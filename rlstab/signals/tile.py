@@ -128,13 +128,6 @@ class Rows:
         support = None if self.support is None else self.support[index]
         return Rows(values, self.top[index], self.log_sum[index], support)
 
-    def compare(self, target: Target, span: slice, logits: Tensor, buffers: Buffers) -> None:
-        """Fill ``teacher_divergence`` and what its backward reads, once the sums of these rows are known."""
-        if KEPT not in self.values:
-            self.values[KEPT] = self.top.new_empty(self.top.shape[0], target.kept)
-        policy = self.logprobs(span, logits, buffers)
-        self.values["teacher_divergence"][span], self.values[KEPT][span] = target.measure(policy, span, buffers)
-
     def pull(
         self, target: Target, slope: Tensor, span: slice, columns: slice, logits: Tensor, buffers: Buffers
     ) -> Tensor:
@@ -154,7 +147,7 @@ class Rows:
         return tuple(self.values.get(name) for name in ORDER)
 
 
-def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -> None:
+def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask, teacher_buffers: Buffers) -> None:
     """Fill ``rows[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
     logprobs = torch.log_softmax(logits, dim=-1)
     best = logprobs.amax(-1)
@@ -173,6 +166,12 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
     if "log_support_mass" in rows.values and ask.support is not None:
         total = log_total(logprobs, ask.support[span])
         rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
+    if ask.target is not None:
+        if KEPT not in rows.values:
+            rows.values[KEPT] = rows.top.new_empty(rows.top.shape[0], ask.target.kept)
+        policy = rows.logprobs(span, logits, teacher_buffers)
+        measured = ask.target.measure(policy, span, teacher_buffers)
+        rows.values["teacher_divergence"][span], rows.values[KEPT][span] = measured
 
 
 def _entropy(logprobs: Tensor) -> Tensor:
@@ -318,8 +317,7 @@ class Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Tensor) -> Any:
         """There is none."""
         raise RlstabError(
-            "token signals have a first derivative only, and a second one was asked for (create_graph=True). Take "
-            "log_softmax of the logits where you need it."
+            "token signals have a first derivative only (no create_graph=True). Take log_softmax of logits for more."
         )
 
 

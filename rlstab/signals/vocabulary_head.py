@@ -49,23 +49,18 @@ class VocabularyHead:
         return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-@torch.no_grad()
-def find_head(model: PreTrainedModel) -> VocabularyHead | None:
-    """The head by the conventions of transformers' configurations, if the logits of the model confirm it.
-
-    They are compared in the precision of the weights: autocast rounds the scale and cap of the model.
-    """
-    with torch.autocast(model.device.type, enabled=False):
-        return _confirmed(model)
-
-
 def embeds_the_vocabulary(model: PreTrainedModel) -> bool:
     """Whether the embeddings have exactly one row for each logit, so that they refuse any other token id."""
     rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     return rows is not None and rows == getattr(model.get_output_embeddings(), "out_features", None)
 
 
-def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
+@torch.no_grad()
+def find_head(model: PreTrainedModel) -> VocabularyHead | None:
+    """The head by the conventions of transformers' configurations, if the logits of the model confirm it.
+
+    They are compared in the precision of the weights: autocast rounds the scale and cap of the model.
+    """
     linear, config = model.get_output_embeddings(), model.config
     # a subclass, a wrapper or a hook (quantised, adapters) may compute something other than a product
     if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
@@ -76,14 +71,15 @@ def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     softcap = getattr(config, "final_logit_softcapping", None)
     head = VocabularyHead(linear, scale, None if softcap is None else float(softcap))
     ids = (torch.arange(8, device=linear.weight.device) % linear.weight.shape[0]).unsqueeze(0)
-    hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
-    if hidden is None or hidden.shape[-1] != linear.in_features:
-        return None
-    # not linear(hidden): what replaced its forward would stand on both sides
-    logits = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
-    if head.softcap is not None:
-        logits = head.softcap * torch.tanh(logits / head.softcap)
-    expected = model(input_ids=ids, use_cache=False).logits.float()
+    with torch.autocast(model.device.type, enabled=False):
+        hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
+        if hidden is None or hidden.shape[-1] != linear.in_features:
+            return None
+        # not linear(hidden): what replaced its forward would stand on both sides
+        logits = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
+        if head.softcap is not None:
+            logits = head.softcap * torch.tanh(logits / head.softcap)
+        expected = model(input_ids=ids, use_cache=False).logits.float()
     agrees = (logits - expected).abs().max() <= AGREEMENT * expected.abs().max()
     return head if bool(agrees) else None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import SHORTEST, Metric, absent, missing, moved, present, shift
-from rlstab.signs.reward import FEWEST, HARD, SOLVED, reward_fall, rises, stalls
+from rlstab.signs.metric import FEWEST, SHORTEST, Metric, Shift, absent, moved, present
+from rlstab.signs.reward import HARD, SOLVED, reward_fall
 from rlstab.signs.sign import Curves, detector
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
@@ -28,7 +28,6 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, 
 @detector(
     "truncation",
     _GROWS,
-    "whether more answers are cut off",
     "response/ended",
     by_itself=False,
     counted=True,
@@ -44,13 +43,12 @@ def growing_truncation(curves: Curves, metric: Metric) -> Sign:
     reward = curves["reward/mean"]
     if sign.step is None or (sign.share or 0.0) >= ENDED_KEPT:
         return sign
-    return replace(sign, harm=not len(reward.steps) or (reward.end < SOLVED and stalls(reward, sign.step)))
+    return replace(sign, harm=not len(reward.steps) or (reward.end < SOLVED and reward.stalls(sign.step)))
 
 
 @detector(
     "truncation",
     f"{_GROWS}; or more than {CUT_OFF} of them cut off in the first line",
-    "whether answers are cut off",
     "response/ended",
     lines=1,
 )
@@ -66,7 +64,7 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
         return grown
     text = f"{cut_off:.2f} of the answers are cut off in the first line of the log, {1 - metric.end:.2f} at the end"
     reward = curves["reward/mean"]
-    unearned = len(reward.steps) >= SHORTEST and abs(reward.smooth).max() < HARD and not rises(reward)
+    unearned = len(reward.steps) >= SHORTEST and abs(reward.smooth).max() < HARD and not reward.rises()
     harm = bool(unearned and metric.smooth.max() < ENDED_KEPT and not reward_fall.detect(curves).fired)
     return present(int(metric.steps[0]), text, harm=harm)
 
@@ -75,16 +73,15 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
     "length without gain",
     f"responses more than {LONGER:g} x as long as before until the end, and since they grow the held-out score stalls "
     "or gains little; without one, the reward for the task",
-    "whether longer responses are better",
     "response/length",
 )
 def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     """Longer answers are sound if they are right more often."""
-    growth = shift(metric.values, rises=True)
+    growth = Shift(metric.values, rises=True)
     longer = metric.end / growth.before if growth.before > 0 else 1.0
     score = next((score for score in (curves["eval/mean"], *curves.tasks) if len(score.steps) >= FEWEST), None)
     if score is None:
-        return missing("reward/mean")
+        return Sign("", None, None, "no reward/mean")
     text = f"{metric.end:.4g} tokens at the end, {longer:.2g} x as many as before; {score.name} {score.end:.3g}"
     if longer < LONGER or not growth.is_real:
         return absent(text)
@@ -92,13 +89,12 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
     before = score.where(score.steps <= step).values
     start = float(before.mean()) if len(before) else score.start
     little = score.end - start < LAG * (longer - 1) * abs(start)
-    return present(step, text) if little and (stalls(score, step) or not rises(score, after=step)) else absent(text)
+    return present(step, text) if little and (score.stalls(step) or not score.rises(after=step)) else absent(text)
 
 
 @detector(
     "repetition",
     f"{REPEATED} more of the responses repeat themselves than before, until the end",
-    "whether responses repeat themselves",
     "response/repetition",
 )
 def repetition(curves: Curves, metric: Metric) -> Sign:

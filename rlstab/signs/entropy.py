@@ -6,7 +6,6 @@ import numpy as np
 
 from rlstab.bins import Sign
 from rlstab.signs.metric import SHORTEST, Metric, moved, present
-from rlstab.signs.reward import rises
 from rlstab.signs.sign import Curves, detector
 
 #: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
@@ -24,7 +23,6 @@ KL = 1.0
 @detector(
     "entropy floor",
     f"token entropy below {FLOOR} x its level before, or below {LEAST} nats, until the end",
-    "whether entropy collapses",
     "tokens/entropy",
     counted=True,
 )
@@ -32,7 +30,7 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
     """Nearly all tokens are certain. It hurts a run that has not learnt: nothing is tried any more."""
     text = "{end} nats at the end, {before} before"
     reward = curves["reward/mean"]
-    stuck = len(reward.steps) >= SHORTEST and reward.end < UNLEARNT and not rises(reward)
+    stuck = len(reward.steps) >= SHORTEST and reward.end < UNLEARNT and not reward.rises()
     if metric.smooth.max() < LEAST:
         return present(int(metric.steps[0]), text.format(end=f"{metric.end:.3g}", before=f"{metric.start:.3g}"))
     return moved(metric, text, lambda before: max(FLOOR * before, LEAST), harm=stuck)
@@ -41,7 +39,6 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "entropy blow-up",
     f"token entropy above {CEILING} x its level before, until the end",
-    "whether entropy blows up",
     "tokens/entropy",
     counted=True,
 )
@@ -54,7 +51,6 @@ def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "drift from the reference",
     f"more than {KL:g} nat per token between policy and reference, until the end",
-    "how far the policy is from its reference",
     "kl/value",
 )
 def kl_drift(curves: Curves, metric: Metric) -> Sign:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import Sign, bin_weights
-from rlstab.signs.metric import SHORTEST, Metric, absent, moved, present, shift
-from rlstab.signs.reward import SOLVED, rises
+from rlstab.signs.metric import SHORTEST, Metric, Shift, absent, moved, present
+from rlstab.signs.reward import SOLVED
 from rlstab.signs.sign import Curves, detector
 
 #: A norm above this multiple of the median so far may be a spike; clipping hides it from the weights, not from here.
@@ -29,7 +29,6 @@ CLIPPED, CLIPPED_GROWTH = 0.1, 1.5
 @detector(
     "NaN or Inf",
     "an optimizer step refused for NaN or Inf, or a loss, a reward or a gradient norm that is not finite",
-    "whether gradients are finite",
     "optimizer_steps/refused",
     "gradient/norm",
     lines=0,
@@ -49,7 +48,6 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
     "gradient spikes",
     f"{SPIKES} gradient norms above {SPIKE:g} x the median so far, and {DEVIATIONS:g} deviations above it by their "
     "logarithm",
-    "whether single updates are out of proportion",
     "gradient/norm",
     counted=True,
 )
@@ -77,7 +75,6 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     "no gradient",
     f"the norm, or the spread of advantages, below {NO_GRADIENT} x its level before until the end, or a learning rate "
     f"of 0; or no gradient from the start, at a reward below {SOLVED} that does not rise",
-    "whether anything is trained",
     "gradient/norm",
     "advantage/std",
     "lr",
@@ -91,17 +88,17 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
         if not metric.values.any():
             if metric.name == "lr" and len(logged) > 1 and logged[0].values.any():
                 continue  # rounded: a console prints 1e-6 as 0.000
-            if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
+            if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not reward.rises():
                 return present(int(metric.steps[0]), f"{metric.name} is 0 throughout", harm=True)
             continue
         positive = metric.where(metric.values > 0)
         ends = metric.where(metric.steps > positive.steps[-1])
-        vanished = shift((metric.values > 0).astype(np.float64), rises=False)
+        vanished = Shift((metric.values > 0).astype(np.float64), rises=False)
         if len(ends.steps) >= SHORTEST and vanished.after == 0 and vanished.is_real:
             return present(int(ends.steps[0]), f"{metric.name} is 0 from there on")
         if metric.name == "lr" or len(positive.steps) < SHORTEST:
             continue
-        fall = shift(np.log(positive.values), rises=False)
+        fall = Shift(np.log(positive.values), rises=False)
         level = NO_GRADIENT * np.exp(fall.before)
         if positive.end < level and fall.is_real and not (len(reward.steps) and reward.end >= SOLVED):
             text = (
@@ -114,7 +111,6 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "more tokens beyond the trust region",
     f"{CLIPPED} more of the tokens clipped than before, {CLIPPED_GROWTH:g} x as many, until the end",
-    "how far the policy leaves the data",
     "ratio/clipped",
 )
 def clipped(curves: Curves, metric: Metric) -> Sign:

@@ -8,6 +8,7 @@ blocks are reordered, which makes a wave as likely as a move.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ NEIGHBOURS = 5
 CHANCE = 0.002
 #: Random orders. One of them may reach the move.
 ORDERS = 1999
-#: Orders of which the moves are in memory at once.
-CHUNK = 200
+#: Orders of which the moves are in memory at once. The first few are enough for most noise.
+CHUNK, FIRST = 200, 20
 #: A curve is reordered in at most this many blocks, for speed.
 MOST_BLOCKS = 60
 #: Fewer blocks have too few orders: a curve that is shorter than this is judged by a formula instead.
@@ -38,6 +39,10 @@ LEAST_BLOCKS = 24
 LINES, SHARE = 3, 0.05
 #: A curve with fewer lines is not judged.
 SHORTEST = 6
+#: Lines below which a slope is in doubt, and standard errors beyond which it is not.
+FEWEST, DOUBT = 5, 2.0
+#: A curve that rises by less than this share of its rate before, beyond doubt, stalls.
+STALLED = 1 / 3
 
 
 @dataclass(eq=False)
@@ -83,58 +88,73 @@ class Metric:
         """Some of its lines."""
         return Metric(self.name, self.steps[chosen], self.values[chosen])
 
+    def slope(self, after: float = 0, until: float = np.inf) -> tuple[float, float]:
+        """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
+        part = self.where((self.steps > after) & (self.steps <= until))
+        if len(part.steps) < FEWEST:
+            return 0.0, np.inf
+        centred = part.steps - part.steps.mean()
+        spread = float(centred @ centred)
+        return float(centred @ part.values) / spread, noise(self.values) / math.sqrt(spread)
 
-@dataclass(frozen=True, eq=False)
+    def rises(self, after: int = 0) -> bool:
+        """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
+        rise, error = self.slope(after)
+        later = self.values[self.steps > after]
+        return rise > DOUBT * error and rise * (self.steps[-1] - after) > 0.1 * float(np.abs(later).mean())
+
+    def stalls(self, step: int) -> bool:
+        """Whether it rises more slowly after a step than before, beyond doubt, or falls."""
+        before, after = self.slope(until=step), self.slope(after=step)
+        return after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])
+
+
+def noise(values: NDArray[np.float64]) -> float:
+    """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
+
+    Second differences of independent values vary by the square root of 1 + 4 + 1 more than each; 1.4826 makes a
+    deviation of the median of normal ones.
+    """
+    return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
+
+
+@dataclass(eq=False)
 class Shift:
-    """The largest move of a curve in one direction.
+    """The largest move of a curve in one direction, to a level that lasts until the end.
 
     Attributes:
-        values: those of the curve, negated where a fall is looked for.
-        before: the level before it, a mean.
-        after: the level from there to the end.
+        values: ``(n,)`` finite, at least :data:`SHORTEST` of them.
+        rises: whether a rise is looked for, or a fall.
+        before, after: the levels before it, a mean, and from there to the end.
     """
 
     values: NDArray[np.float64]
-    before: float
-    after: float
+    rises: bool
 
-    @property
-    def is_real(self) -> bool:
-        """Whether it is more than chance."""
-        return self.chance <= CHANCE
+    def __post_init__(self) -> None:
+        self.signed = self.values if self.rises else -self.values
+        count = len(self.values)
+        blocks = _means(self.signed, min(count, MOST_BLOCKS))
+        self.moves = _moves(blocks, count)
+        best = int(self.moves.argmax())
+        start, middle = (int(edge[best]) for edge in _cuts(len(blocks), count)[:2])
+        self.parts = blocks[:start], blocks[start:middle], blocks[middle:]
+        self.before, self.after = ((1 if self.rises else -1) * float(part.mean()) for part in self.parts[1:])
 
     @cached_property
-    def chance(self) -> float:
-        """The probability of a move so large in another order of the same values."""
-        count = len(self.values)
-        blocks = _means(self.values, min(count, MOST_BLOCKS))
-        moves = _moves(blocks, count)
-        best = int(moves.argmax())
-        if moves[best] <= 0:
-            return 1.0
-        start, middle = (int(edge[best]) for edge in _cuts(len(blocks), count)[:2])
-        parts = (blocks[:start], blocks[start:middle], blocks[middle:])
-        deviation, correlation = _noise(np.concatenate([part - part.mean() for part in parts if len(part)]))
-        sound = deviation > 1e-9 * moves[best] and correlation > 2 / math.sqrt(len(blocks))  # not rounding, nor chance
+    def is_real(self) -> bool:
+        """Whether a move so large is improbable in another order of the same values."""
+        count, blocks, largest = len(self.values), sum(map(len, self.parts)), float(self.moves.max())
+        if largest <= 0:
+            return False
+        deviation, correlation = _noise(np.concatenate([part - part.mean() for part in self.parts if len(part)]))
+        sound = deviation > 1e-9 * largest and correlation > 2 / math.sqrt(blocks)  # not rounding, nor chance
         longer = (1 + correlation) / (1 - correlation) if sound else 1.0  # blocks that count as one
         if count < LEAST_BLOCKS:
-            return _by_formula(float(moves[best]), count, len(moves), deviation * math.sqrt(longer))
-        return _by_order(self.values, max(LEAST_BLOCKS, int(len(blocks) / longer)))
-
-
-def shift(values: NDArray[np.float64], *, rises: bool) -> Shift:
-    """The largest rise, or fall, to a level that lasts until the end.
-
-    Args:
-        values: (n,) finite, at least :data:`SHORTEST` of them.
-        rises: whether to look for a rise.
-    """
-    signed = values if rises else -values
-    blocks = _means(signed, min(len(values), MOST_BLOCKS))
-    best = int(_moves(blocks, len(values)).argmax())
-    start, middle = (int(edge[best]) for edge in _cuts(len(blocks), len(values))[:2])
-    before, after = float(blocks[start:middle].mean()), float(blocks[middle:].mean())
-    return Shift(signed, before, after) if rises else Shift(signed, -before, -after)
+            # a bound on the probability at any of the cuts, for normal noise around three fitted levels
+            error = max(deviation * math.sqrt(longer * count / (count - 3)), 1e-12 * largest)
+            return len(self.moves) * math.erfc(largest / error / math.sqrt(2)) / 2 <= CHANCE
+        return _by_order(self.signed, max(LEAST_BLOCKS, int(blocks / longer))) <= CHANCE
 
 
 def _means(values: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
@@ -170,7 +190,7 @@ def _orders(blocks: int) -> NDArray[np.int64]:
 
 
 def _by_order(values: NDArray[np.float64], blocks: int) -> float:
-    """The probability of a move as large, from random orders and that of the run.
+    """The probability of a move as large, from random orders and that of the run; above :data:`CHANCE`, a lower bound.
 
     A level that lasts from the beginning is compared with such levels alone, of which there are fewer, and line by
     line: a run that dies in its first lines has no longer blocks. Two comparisons double the probability.
@@ -182,19 +202,12 @@ def _by_order(values: NDArray[np.float64], blocks: int) -> float:
         means = _means(values, size)
         compared.append((means, chosen, _moves(means, count, chosen).max() * (1 - 1e-9)))
     reached = np.zeros(2, np.int64)
-    for start in range(0, ORDERS, CHUNK):
+    for start, stop in itertools.pairwise((0, FIRST, *range(CHUNK, ORDERS, CHUNK), ORDERS)):
         for index, (means, chosen, move) in enumerate(compared):
-            orders = _orders(len(means))[start : start + CHUNK]
-            reached[index] += (_moves(means[orders], count, chosen).max(axis=1) >= move).sum()
-        if 2 * (1 + reached.min()) / (1 + ORDERS) > CHANCE:  # however many the others add
-            break
+            if 2 * (1 + reached[index]) / (1 + ORDERS) <= CHANCE:  # else it is chance, however many the others add
+                orders = _orders(len(means))[start:stop]
+                reached[index] += (_moves(means[orders], count, chosen).max(axis=1) >= move).sum()
     return min(1.0, 2 * float(1 + reached.min()) / (1 + ORDERS))
-
-
-def _by_formula(move: float, blocks: int, cuts: int, deviation: float) -> float:
-    """A bound on the probability of a move at any of some cuts, for normal noise around three fitted levels."""
-    deviation = max(deviation * math.sqrt(blocks / (blocks - 3)), 1e-12 * move)
-    return min(1.0, cuts * math.erfc(move / deviation / math.sqrt(2)) / 2)
 
 
 def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
@@ -210,38 +223,32 @@ def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
 # -- judgements --------------------------------------------------------------------------------------------------------
 
 
-def missing(*names: str) -> Sign:
-    """The judgement without any of some metrics."""
-    return Sign("", None, None, f"no {' or '.join(names)}")
-
-
-def unjudged(metric: Metric, lines: int) -> Sign | None:
-    """The judgement of a curve with fewer values than are needed; None if it has enough."""
-    if len(metric.steps) >= lines:
-        return None
-    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
-    return Sign("", None, None, text) if len(metric.steps) else missing(metric.name)
-
-
 def moved(
-    metric: Metric, text: str, level: Callable[[float], float], *, rises: bool = False, harm: bool = False
+    metric: Metric,
+    text: str,
+    level: Callable[[float], float],
+    *,
+    rises: bool = False,
+    bottom: float = 0.0,
+    harm: bool = False,
 ) -> Sign:
     """The judgement whether a curve ends beyond a level, and has got there by more than chance.
 
     Args:
         metric: the curve.
         text: with ``{end}`` and ``{before}``.
-        level: from the level before the move.
+        level: from the level before the move, both counted from the bottom.
         rises: whether to look for a rise.
+        bottom: the value from which the share that remains is counted.
         harm: whether it hurts the run.
     """
-    change = shift(metric.values, rises=rises)
-    limit = level(change.before)
+    change = Shift(metric.values, rises)
+    before = change.before - bottom
+    limit = bottom + level(before)
     text = text.format(end=f"{metric.end:.3g}", before=f"{change.before:.3g}")
     if not (metric.end > limit if rises else metric.end < limit) or not change.is_real:
         return absent(text)
-    share = metric.end / change.before if change.before else None
-    return present(metric.begins(limit, rises), text, share, harm=harm)
+    return present(metric.begins(limit, rises), text, (metric.end - bottom) / before if before > 0 else None, harm=harm)
 
 
 def absent(text: str) -> Sign:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from numpy.typing import NDArray
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import FEW, SHORTEST, Metric, absent, present, shift, unjudged
-from rlstab.signs.sign import FORMS, PARTS, Curves, detector
+from rlstab.signs.metric import DOUBT, FEW, FEWEST, SHORTEST, Metric, Shift, absent, moved, noise, present
+from rlstab.signs.sign import FORMS, PARTS, Curves, detector, unjudged
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
 KEPT = 0.7
@@ -27,10 +24,6 @@ ZERO_STD = 0.9
 EQUAL, HARD = 0.6, 0.1
 #: Growth of the share of equal groups that explains a reward which stalls.
 EQUAL_GROWTH = 0.3
-#: Standard errors beyond which a slope is not in doubt.
-DOUBT = 2.0
-#: A reward that rises by less than this share of its rate before, beyond doubt, stalls.
-STALLED = 1 / 3
 #: At a plateau the reward rises over the last half, beyond doubt, by less than this share of what it had gained.
 PLATEAU = 0.1
 #: The held-out score is lost below this share of its best three evaluations, which counts the same prompts each time,
@@ -42,8 +35,6 @@ HELD_OUT_LAG = 0.25
 TRAINED, LEVEL = 0.1, 0.2
 #: A part of the reward below this has taught nothing while a format is at its ceiling.
 UNTAUGHT = 0.05
-#: Evaluations, and lines of a slope, below which nothing is said.
-FEWEST = 5
 #: Lines below which the shape of a curve is not judged.
 SHAPE = 20
 
@@ -52,7 +43,6 @@ SHAPE = 20
     "reward fall",
     f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order; "
     "or, after one or two lines, by more than the range of all later values",
-    "whether the reward falls",
     "reward/mean",
     lines=FEW,
     counted=True,
@@ -67,20 +57,13 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
         return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
     if refusal := unjudged(metric, SHORTEST):
         return refusal
-    collapse, bottom, end = lost_at_once(metric), metric.bottom, metric.end
-    if collapse:
+    bottom = metric.bottom
+    if collapse := lost_at_once(metric):
         step, first = collapse
-        share = (end - bottom) / (first - bottom)
-        return present(step, f"{end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
-    fall = shift(metric.values, rises=False)
-    before = fall.before - bottom
-    level = bottom + KEPT * before
-    share = (end - bottom) / before if before > 0 else 1.0
-    text = f"{end:.3g} at the end, {fall.before:.3g} before"
-    text = f"{text}, counted from {bottom:.3g}" if bottom else text
-    if end < level and fall.is_real:
-        return present(metric.begins(level, rises=False), text, share, harm=True)
-    return absent(text)
+        share = (metric.end - bottom) / (first - bottom)
+        return present(step, f"{metric.end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
+    text = "{end} at the end, {before} before" + (f", counted from {bottom:.3g}" if bottom else "")
+    return moved(metric, text, lambda before: KEPT * before, bottom=bottom, harm=True)
 
 
 def died(curves: Curves, metric: Metric) -> int | None:
@@ -116,7 +99,6 @@ def lost_at_once(metric: Metric) -> tuple[int, float] | None:
 @detector(
     "ends below start",
     "training reward over the last tenth below that of the policy at the start",
-    "whether the run has improved",
     *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
     by_itself=False,
     counted=True,
@@ -134,7 +116,6 @@ def below_start(curves: Curves, metric: Metric) -> Sign:
     "held-out score leaves the training reward",
     f"the held-out score falls below {HELD_OUT_KEPT} x its level before while the training reward holds, or does not "
     "rise while the training reward does",
-    "whether what is learnt holds on other prompts",
     "eval/mean",
     lines=FEWEST,
 )
@@ -154,7 +135,7 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
         step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - limit).argmax())])
         return present(step, f"{means[-1]:.3g} after {means[best]:.3g}, training reward {reward.end:.3g}", harm=True)
     gain, gained = metric.end - metric.start, reward.end - reward.start
-    if gained < TRAINED or not rises(reward) or abs(metric.start - reward.start) > LEVEL:
+    if gained < TRAINED or not reward.rises() or abs(metric.start - reward.start) > LEVEL:
         return absent(text)
     # in points, and as a share of where it began
     if gain < HELD_OUT_LAG * gained * min(1.0, abs(metric.start / reward.start) if reward.start else 1.0):
@@ -166,7 +147,6 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
     "rewards that part",
     f"a reward for the task falls below {PART_KEPT} x its level before while that for the format holds; or it falls or "
     f"stalls while another rises; or all of them are below {UNTAUGHT} while that for the format is above {SOLVED}",
-    "which of several rewards is earned",
     PARTS,
     lines=SHAPE,
 )
@@ -192,7 +172,7 @@ def components(curves: Curves, metric: Metric) -> Sign:
 
 def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
     """The step at which a task's reward is given up for another one, and whether it is lost; None if it is not."""
-    fall = shift(task.values, rises=False)
+    fall = Shift(task.values, rises=False)
     level = KEPT * fall.before
     if fall.before > 0 and task.end < level and fall.is_real:
         step = task.begins(level, rises=False)
@@ -200,20 +180,19 @@ def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
         holds = form and len(earned) and other.end >= HELD * earned.mean()
         if holds and task.end < PART_KEPT * fall.before:
             return step, True
-        if holds or rises(other, after=step):
+        if holds or other.rises(after=step):
             return step, False
     if not form or task.end >= SOLVED:
         return None
     # the knee of a curve is its point farthest above the line from its first to its last
     line = np.interp(task.steps, task.steps[[0, -1]], [task.start, task.end])
     knee = int(task.steps[(task.smooth - line).argmax()])
-    return (knee, False) if stalls(task, knee) and not stalls(other, knee) and rises(other, after=knee) else None
+    return (knee, False) if task.stalls(knee) and not other.stalls(knee) and other.rises(after=knee) else None
 
 
 @detector(
     "zero-variance groups",
     f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, more than half of them not solved",
-    "whether groups have a gradient at all",
     "reward/zero_std_groups",
     lines=FEWEST,
     counted=True,
@@ -227,14 +206,13 @@ def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
     text = f"{metric.end:.2f} of the groups at the end, at reward {reward.end:.3g}"
     if metric.end <= ZERO_STD or solved:
         return absent(f"{text}: mostly solved" if metric.end > ZERO_STD else text)
-    return present(metric.begins(ZERO_STD, rises=True), text, harm=not rises(reward))
+    return present(metric.begins(ZERO_STD, rises=True), text, harm=not reward.rises())
 
 
 @detector(
     "prompts too easy or too hard",
     f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or "
     f"at the end, {EQUAL_GROWTH} more of them than before, and the reward does not rise",
-    "whether the prompts suit the policy",
     "reward/zero_std_groups",
     "reward/std",
     "reward/mean",
@@ -252,13 +230,13 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     share = float(metric.values.mean())
     text = f"{share:.2f} of the {'groups' if counted else 'steps'} have equal rewards, at reward {reward.end:.3g}"
     low = np.abs(reward.smooth).max() < HARD
-    if share > EQUAL and low and not (rises(reward) and reward.end > HARD / 5):
+    if share > EQUAL and low and not (reward.rises() and reward.end > HARD / 5):
         return present(int(metric.steps[0]), f"{text}: too hard", harm=True)
-    growth = shift(metric.values, rises=True)
+    growth = Shift(metric.values, rises=True)
     grown = counted and metric.end > EQUAL and metric.end > growth.before + EQUAL_GROWTH
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
-        if not rises(reward, after=step):
+        if not reward.rises(after=step):
             text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before; the reward is level"
             return present(step, text)
     return absent(text)
@@ -268,7 +246,6 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     "plateau",
     f"the reward rose and, beyond doubt, rises by less than {PLATEAU:g} x that in the last half, below {SOLVED}; the "
     "held-out score does not rise either",
-    "whether the reward still rises",
     "reward/mean",
     lines=2 * SHAPE,
 )
@@ -277,43 +254,10 @@ def plateau(curves: Curves, metric: Metric) -> Sign:
     middle = int(metric.steps[len(metric.steps) // 2])
     later = metric.where(metric.steps > middle)
     gained = float(later.values.mean()) - metric.start
-    rise, error = _slope(metric, after=middle)
+    rise, error = metric.slope(after=middle)
     span = float(metric.steps[-1] - middle)
     text = f"{rise * span:+.2g} in the last {span:.0f} steps, {gained:+.3g} before"
     flat = abs(rise * span) + DOUBT * error * span < PLATEAU * gained
-    if gained <= 0 or not flat or metric.end >= SOLVED or not rises(metric) or rises(curves["eval/mean"], after=middle):
+    if gained <= 0 or not flat or metric.end >= SOLVED or not metric.rises() or curves["eval/mean"].rises(after=middle):
         return absent(text)
     return present(metric.begins(float(later.values.mean()) - noise(metric.smooth), rises=True), text)
-
-
-def noise(values: NDArray[np.float64]) -> float:
-    """Standard deviation of one value, without what a steady rise or fall adds; 0 for fewer than three.
-
-    Second differences of independent values vary by the square root of 1 + 4 + 1 more than each; 1.4826 makes a
-    deviation of the median of normal ones.
-    """
-    return 1.4826 * float(np.median(np.abs(np.diff(values, n=2)))) / math.sqrt(6) if len(values) > 2 else 0.0
-
-
-def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
-    """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
-    within = (metric.steps > after) & (metric.steps <= until)
-    steps, values = metric.steps[within], metric.values[within]
-    if len(steps) < FEWEST:
-        return 0.0, np.inf
-    centred = steps - steps.mean()
-    spread = float(centred @ centred)
-    return float(centred @ values) / spread, noise(metric.values) / math.sqrt(spread)
-
-
-def rises(metric: Metric, after: int = 0) -> bool:
-    """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
-    rise, error = _slope(metric, after)
-    later = metric.values[metric.steps > after]
-    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(later).mean())
-
-
-def stalls(metric: Metric, step: int) -> bool:
-    """Whether it rises more slowly after a step than before, beyond doubt, or falls."""
-    before, after = _slope(metric, until=step), _slope(metric, after=step)
-    return after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])

@@ -19,7 +19,6 @@ SHRUNK = 0.8
 @detector(
     "sampler and trainer differ from the start",
     "in the first line of the log, " + ", or ".join(f"`{name}` above {limit:g}" for name, limit in MISMATCH.items()),
-    "whether the sampler is the policy",
     *MISMATCH,
     lines=1,
 )
@@ -35,7 +34,6 @@ def sampler_mismatch(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "sampler and trainer drift apart",
     f"the same metric above {DRIFT:g} x that threshold and {DRIFT:g} x its first value, until the end",
-    "whether the samples are older than the policy",
     *MISMATCH,
 )
 def sampler_drift(curves: Curves, metric: Metric) -> Sign:
@@ -48,7 +46,6 @@ def sampler_drift(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "correction that shrinks each step",
     f"a mean weight below {SHRUNK} until the end",
-    "what the correction for the sampler leaves",
     "correction/weight",
 )
 def shrunk_steps(curves: Curves, metric: Metric) -> Sign:

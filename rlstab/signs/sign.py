@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlstab.bins import EMPTY, Run
+from rlstab.bins import EMPTY, Run, evaluated
 from rlstab.bins import Sign as Sign
-from rlstab.signs.metric import SHORTEST, missing, unjudged
+from rlstab.signs.metric import SHORTEST
 from rlstab.signs.metric import Metric as Metric
 
 #: Names of rewards for the format, whatever the task; the other parts of a reward are about the task.
@@ -27,7 +27,7 @@ class Curves:
     """The metrics of a run, each read once.
 
     Attributes:
-        run: that they are of.
+        run: the run that the metrics are of.
         parts: several rewards, by name.
         tasks: the rewards for the task; the whole reward if none is separate.
     """
@@ -42,13 +42,19 @@ class Curves:
     def __getitem__(self, name: str) -> Metric:
         if name not in self._read:
             steps, values = self.run.metrics.get(name, EMPTY)
-            if name.startswith("eval/") and not len(steps):
-                records = [record for record in self.run.evaluations if record["rollout"] and name in record]
-                steps = np.array([record["rollout"] for record in records], np.int64)
-                values = np.array([record[name] for record in records], np.float64)
-            finite = np.isfinite(values)
-            self._read[name] = Metric(name, steps[finite], values[finite])
+            if self.run.evaluations and not len(steps):
+                steps, values = evaluated(self.run, name)
+            used = np.isfinite(values) & (steps > 0)
+            self._read[name] = Metric(name, steps[used], values[used])
         return self._read[name]
+
+
+def unjudged(metric: Metric, lines: int) -> Sign | None:
+    """The judgement of a curve with fewer values than are needed; None if it has enough."""
+    if len(metric.steps) >= lines:
+        return None
+    text = f"{metric.name} has {len(metric.steps)} values; {lines} are needed"
+    return Sign("", None, None, text if len(metric.steps) else f"no {metric.name}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,6 @@ class Detector:
         name: the function that judges.
         title: what the sign is called.
         definition: when it is present.
-        unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
         lines: number of values that the metric needs.
         judge: the judgement from the curves of a run and that metric.
@@ -68,7 +73,6 @@ class Detector:
     name: str
     title: str
     definition: str
-    unseen: str
     reads: tuple[str, ...]
     lines: int
     judge: Callable[[Curves, Metric], Sign]
@@ -81,7 +85,7 @@ class Detector:
         metrics = (metric for name in self.reads for metric in (curves.parts if name == PARTS else [curves[name]]))
         metric = next((metric for metric in metrics if len(metric.steps)), None)
         if metric is None:
-            return missing(*self.reads)
+            return Sign("", None, None, f"no {' or '.join(self.reads)}")
         sign = unjudged(metric, self.lines) or self.judge(curves, metric)
         return replace(sign, from_start=sign.step == int(metric.steps[0]))
 
@@ -95,7 +99,6 @@ COUNTED: dict[str, Detector] = {}
 def detector(
     title: str,
     definition: str,
-    unseen: str,
     *reads: str,
     lines: int = SHORTEST,
     by_itself: bool = True,
@@ -107,7 +110,7 @@ def detector(
     """
 
     def register(judge: Callable[[Curves, Metric], Sign]) -> Detector:
-        registered = Detector(judge.__name__, title, definition, unseen, reads, lines, judge)
+        registered = Detector(judge.__name__, title, definition, reads, lines, judge)
         if counted:
             COUNTED[judge.__name__.removeprefix("growing_")] = registered
         if by_itself:

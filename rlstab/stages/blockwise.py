@@ -1,6 +1,7 @@
 """Blockwise advantages: a reward and a baseline for each block of a response."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -104,12 +105,12 @@ class Blockwise(AdvantageEstimator):
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
         for number in range(rewards.shape[1]):
             reward, mask = rewards[:, number], outcomes[:, number] > 0
-            stratum = _stratum(responses, outcomes, number)
-            baseline, even = _mean(reward, mask, stratum)
+            siblings = _siblings(responses, outcomes, number)
+            baseline, compared = siblings.group_mean(reward, mask), siblings
             if self.shrink:
-                wide, even = _mean(reward, mask, responses.group)
-                size = _size(mask, stratum)
+                size, wide, compared = siblings.group_sum(mask), responses.group_mean(reward, mask), responses
                 baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
+            even = equal_within(reward, compared.group, mask)
             blocks.append(torch.where(mask & ~even, reward - baseline, 0.0))
         ids = responses.evidence("block_ids").long()
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
@@ -120,26 +121,13 @@ class Blockwise(AdvantageEstimator):
         lone = Mean.of(torch.zeros(0))
         for number in range(outcomes.shape[1]):
             mask = outcomes[:, number] > 0
-            lone = lone.merge(Mean.of(_size(mask, _stratum(responses, outcomes, number)) == 1, mask))
+            lone = lone.merge(Mean.of(_siblings(responses, outcomes, number).group_sum(mask) == 1, mask))
         return {"alone": lone, "blocks": Mean.of((outcomes > 0).sum(-1).double())}
 
 
-def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
-    """``(S,)`` number of the set of responses that a block is compared with: its group and the outcome before it."""
+def _siblings(responses: ResponseBatch, outcomes: Tensor, number: int) -> ResponseBatch:
+    """The responses in groups that a block is compared in: those of one prompt and one outcome of the block before."""
     if number == 0:
-        return responses.group
+        return responses
     pairs = torch.stack([responses.group, outcomes[:, number - 1]], 1)
-    numbered: Tensor = torch.unique(pairs, dim=0, return_inverse=True)[1]
-    return numbered
-
-
-def _size(mask: Tensor, stratum: Tensor) -> Tensor:
-    """``(S,)`` number of responses in a response's set that have the block."""
-    return torch.zeros(len(mask), dtype=torch.float64).index_add(0, stratum, mask.double())[stratum]
-
-
-def _mean(values: Tensor, mask: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
-    """``(S,)`` mean over the responses of a response's set that have the block, and whether all are equal."""
-    zeros = torch.zeros_like(values)
-    mean = zeros.index_add(0, stratum, torch.where(mask, values, 0.0))[stratum] / _size(mask, stratum).clamp(min=1)
-    return mean, equal_within(values, stratum, mask)
+    return replace(responses, group_ids=torch.unique(pairs, dim=0, return_inverse=True)[1])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State
 from rlstab.errors import OutOfRange
-from rlstab.stages.group_relative import all_alike
+from rlstab.stages.group_relative import all_alike, sample_variance
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -99,8 +99,7 @@ class BNPO(AdvantageEstimator):
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise OutOfRange(
-                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set low to the smallest possible "
-                f"reward and high to the largest."
+                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set them to the least and the largest reward."
             )
 
     def measure(self, part: ResponseBatch) -> Stat:
@@ -128,8 +127,7 @@ class BNPO(AdvantageEstimator):
         # by range, not by variance: pass rates that differ only by a rounding would make a very narrow density
         if all_alike(stat.threshold("low"), stat.threshold("high")):
             return 1.0, 1.0
-        mean, square = stat.mean("rate").value, stat.mean("square")
-        variance = float(square.total) / (float(square.count) - 1)
+        mean, variance = stat.mean("rate").value, sample_variance(stat.mean("square"))
         excess = mean * (1 - mean) / variance - 1
         return max(1 + excess * mean / 3, 1.0), max(1 + excess * (1 - mean) / 3, 1.0)
 

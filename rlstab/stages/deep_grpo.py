@@ -159,7 +159,14 @@ class DeepGRPO(RolloutExpander):
         draws = uniform(seed + STREAM, responses.sequence_ids[parents], torch.tensor(0))
         fitted = self.fitted(state)
         lengths = responses.lengths[parents].long().tolist()
-        pivots = [self._pivot(length, float(draw), fitted) for length, draw in zip(lengths, draws, strict=True)]
+        pivots = []
+        for length, draw in zip(lengths, draws.tolist(), strict=True):  # by inverting the distribution function
+            position = torch.arange(1, length, dtype=torch.float64) / length
+            weight = position**self.gamma
+            if fitted is not None:
+                weight = weight * torch.sigmoid(fitted[0] + fitted[1] * position)
+            edges = weight.cumsum(0)
+            pivots.append(1 + int(torch.searchsorted(edges, draw * edges[-1], right=True).clamp(max=length - 2)))
         return Expansion(parents=parents, pivots=torch.tensor(pivots, dtype=torch.int64), branches=self.branches)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
@@ -206,15 +213,6 @@ class DeepGRPO(RolloutExpander):
     def _best(self, ends: ResponseBatch) -> Tensor:
         """``(G,)`` float64, 1 for a group with a success."""
         return (ends.group_sum(self._succeeded(ends))[ends.first] > 0).double()
-
-    def _pivot(self, length: int, draw: float, fitted: tuple[float, float] | None) -> int:
-        """The number of ``length`` tokens that are kept, by inverting the distribution function."""
-        position = torch.arange(1, length, dtype=torch.float64) / length
-        weight = position**self.gamma
-        if fitted is not None:
-            weight = weight * torch.sigmoid(fitted[0] + fitted[1] * position)
-        edges = weight.cumsum(0)
-        return 1 + int(torch.searchsorted(edges, draw * edges[-1], right=True).clamp(max=length - 2))
 
 
 def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Mean, Range, Settled, Stat, State
-from rlstab.stages.group_relative import grpo
+from rlstab.stages.group_relative import grpo, sample_variance
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 
@@ -102,14 +102,17 @@ class GDPO(AdvantageEstimator):
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         summed = self._summed(responses)
-        return summed / (self._deviation(stat) + self.epsilon) if self.whiten else summed
+        return summed / (math.sqrt(sample_variance(stat.mean("square"))) + self.epsilon) if self.whiten else summed
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """Standard deviation over the rollout of the sum; share of answers whose group differs in all rewards."""
         differing = torch.ones_like(responses.even)
         for rewards in responses.evidence("reward_parts").double().unbind(-1):
             differing &= ~responses.reshaped(rewards).even
-        return {"deviation": Mean.scalar(self._deviation(stat)), "all_differ": Mean.of(differing)}
+        return {
+            "deviation": Mean.scalar(math.sqrt(sample_variance(stat.mean("square")))),
+            "all_differ": Mean.of(differing),
+        }
 
     def _summed(self, responses: ResponseBatch) -> Tensor:
         parts, weights = (responses.evidence(f"reward_{name}").double() for name in ("parts", "weights"))
@@ -117,7 +120,3 @@ class GDPO(AdvantageEstimator):
         for rewards, weight in zip(parts.unbind(-1), weights.unbind(-1), strict=True):
             summed = summed + weight * grpo(rewards, responses.group_ids, epsilon=self.epsilon)
         return summed
-
-    def _deviation(self, stat: Settled) -> float:
-        square = stat.mean("square")
-        return math.sqrt(float(square.total) / max(float(square.count) - 1, 1.0))

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlstab import Threshold
+from rlstab import Mean, Threshold
 from rlstab.errors import ShapeError
 
 #: Rewards that differ by at most this share of their size are equal: four roundings of float32.
@@ -32,6 +32,11 @@ def all_alike(least: Threshold, greatest: Threshold) -> bool:
     """The same for a whole rollout, by the 0- and the 1-quantile of its values; True without values."""
     low, high = least.value, greatest.value
     return low is None or high is None or math.isclose(low, high, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+
+
+def sample_variance(square: Mean) -> float:
+    """The sum of squared deviations, divided by their number less 1, or by 1 where that is less."""
+    return float(square.total) / max(float(square.count) - 1, 1.0)
 
 
 def equal_within(values: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:

@@ -91,19 +91,14 @@ class PassRateSelector(PromptSelector):
 
 def expected_rate(state: State) -> Tensor:
     """``(pool,)`` E[p]."""
-    right, wrong = _beta(state)
+    right, wrong = torch.add(state["right"], 1), torch.add(state["wrong"], 1)
     return right / (right + wrong)
 
 
 def expected_spread(state: State) -> Tensor:
     """``(pool,)`` E[sqrt(p (1 - p))]: B(a + 1/2, b + 1/2) / B(a, b) of the posterior Beta(a, b)."""
-    right, wrong = _beta(state)
+    right, wrong = torch.add(state["right"], 1), torch.add(state["wrong"], 1)
     return (_log_beta(right + 0.5, wrong + 0.5) - _log_beta(right, wrong)).exp()
-
-
-def _beta(state: State) -> tuple[Tensor, Tensor]:
-    """The parameters of the posterior."""
-    return 1 + state["right"], 1 + state["wrong"]
 
 
 def _log_beta(a: Tensor, b: Tensor) -> Tensor:

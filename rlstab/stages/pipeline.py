@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstab import State
-from rlstab.core.validate import check_declared
+from rlstab.core.method_checks import check_declared
+from rlstab.core.objective import unmet_in
 from rlstab.errors import Conflict
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
@@ -49,8 +50,7 @@ class Pipeline:
             if len(named) > 1:
                 first, second = named[:2]
                 raise Conflict(
-                    f"'{first.name}' and '{second.name}' both {does}; a run has exactly one stage that does. Remove "
-                    f"one of them."
+                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them."
                 )
         return cls(
             selectors[0] if selectors else InOrder(),
@@ -79,13 +79,7 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
         pipeline: the stages of a run.
         methods: names of the methods in its objective.
     """
-    names = {stage.name for stage in pipeline} | set(methods)
-    return [
-        f"'{stage.name}' expects '{name}' with it, which is missing: {reason}"
-        for stage in pipeline
-        for name, reason in stage.about.expects.items()
-        if name not in names
-    ]
+    return unmet_in(pipeline, {stage.name for stage in pipeline} | set(methods))
 
 
 def check_exclusions(stages: Sequence[Stage], nouns: Mapping[str, str]) -> None:

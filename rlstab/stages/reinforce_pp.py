@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Mean, Pool, Range, Settled, Stat, State
-from rlstab.stages.group_relative import all_alike
+from rlstab.stages.group_relative import all_alike, sample_variance
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -117,7 +117,7 @@ class ReinforcePP(AdvantageEstimator):
         # by range, not by variance: the mean of equal numbers can miss them by a rounding
         if all_alike(stat.threshold("low"), stat.threshold("high")):
             return torch.zeros_like(responses.rewards)
-        scale = math.sqrt(self._variance(stat) + self.epsilon)
+        scale = math.sqrt(sample_variance(stat.mean("square")) + self.epsilon)
         return (self._values(responses) - stat.mean("value").value) / scale
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
@@ -126,14 +126,10 @@ class ReinforcePP(AdvantageEstimator):
             return {}
         return {
             "mean": Mean.scalar(stat.mean("value").value),
-            "deviation": Mean.scalar(math.sqrt(self._variance(stat))),
+            "deviation": Mean.scalar(math.sqrt(sample_variance(stat.mean("square")))),
         }
 
     def _values(self, responses: ResponseBatch) -> Tensor:
         if not self.baseline:
             return responses.rewards
         return torch.where(responses.even, 0.0, responses.rewards - responses.group_mean(responses.rewards))
-
-    def _variance(self, stat: Settled) -> float:
-        square = stat.mean("square")
-        return float(square.total) / max(float(square.count) - 1, 1.0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from rlstab.core.padding import joined_rows
 from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 from rlstab.stages.group_relative import equal_within
 
@@ -213,9 +213,5 @@ class ResponseBatch:
         tensors_of_batches = [batch.tensors() for batch in batches]
         joined: dict[str, Tensor] = {}
         for name in set[str].intersection(*map(set, tensors_of_batches)):
-            values = [tensors[name] for tensors in tensors_of_batches]
-            if values[0].ndim == 2:
-                width = max(rows.shape[1] for rows in values)
-                values = [pad(rows, (0, width - rows.shape[1]), value=PADDING.get(name, 0)) for rows in values]
-            joined[name] = torch.cat(values)
+            joined[name] = joined_rows([tensors[name] for tensors in tensors_of_batches], PADDING.get(name, 0))
         return cls.from_tensors(joined, batches[0].limit)

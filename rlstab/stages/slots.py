@@ -31,13 +31,11 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     """
     if pool is None and offer.size is None:
         raise OutOfRange(
-            f"'{name}' draws from a finite pool, and the task has unlimited prompts. Set its `pool`, for example "
-            f"pool: {16 * offer.count}."
+            f"'{name}' draws from a finite pool, but prompts are unlimited. Set its `pool`, such as {16 * offer.count}."
         )
     if pool is not None and offer.size is not None and pool > offer.size:
         raise OutOfRange(
-            f"'{name}': pool = {pool}, and the task has {offer.size} training prompts. Set `pool` to at most "
-            f"{offer.size}."
+            f"'{name}': pool = {pool}, and the task has {offer.size} training prompts. Set `pool` to at most that."
         )
     size = offer.size if pool is None else pool
     assert size is not None

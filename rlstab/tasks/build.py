@@ -7,14 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
-from rlstab.config.settings import (
-    TASK_GROUP,
-    ChainSettings,
-    CountdownSettings,
-    LotterySettings,
-    TaskSettings,
-    UserTaskSettings,
-)
+from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
 from rlstab.config.user_classes import blamed, load_class
 from rlstab.config.user_code import is_user_code
 from rlstab.errors import ConfigError, OutOfRange, UnknownName, did_you_mean, kind_of
@@ -26,8 +19,9 @@ from rlstab.tasks.task import Example, Split, Task
 from rlstab.tasks.text_task import TextTask
 from rlstab.tasks.workers import Workers
 
-#: Tasks that take their settings by name.
+#: Tasks that take their settings by name, and tasks that take them as a whole.
 _GENERATED: Mapping[str, Callable[..., Task]] = {"countdown": Countdown, "chain": Chain, "lottery": Lottery}
+_OTHERS: Mapping[str, Callable[[Any], Task]] = {"reasoning_gym": ReasoningGym, "jsonl": TextTask, "dataset": TextTask}
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -38,12 +32,10 @@ def build_task(settings: TaskSettings) -> Task:
         ConfigError: a setting cannot be used, or a user-defined class cannot be loaded or is not a task.
     """
     try:
-        if isinstance(settings, CountdownSettings | ChainSettings | LotterySettings):
+        if settings.name in _GENERATED:
             return _GENERATED[settings.name](**settings.model_dump(exclude={"name"}))
-        if settings.name == "reasoning_gym":
-            return ReasoningGym(settings)
-        if settings.name != "own":
-            return TextTask(settings)
+        if not isinstance(settings, UserTaskSettings):
+            return _OTHERS[settings.name](settings)
     except OutOfRange as error:
         raise ConfigError(f"task: {error}") from error
     cls = load_task(settings)

@@ -82,7 +82,20 @@ class Countdown(Generated):
         """Return 1.0 for a right answer, else 0.0. Never raises, whatever the text."""
         body, end, _ = completion.partition("$")
         problem: Problem = example.answer
-        return float(bool(end) and _solves(problem, body))
+        pool = list(problem.numbers)
+        for text in body.split(","):
+            step = _STEP.fullmatch(text)
+            if step is None:
+                return 0.0
+            left, op, right, result = int(step[1]), step[2], int(step[3]), int(step[4])
+            for used in (left, right):
+                if used not in pool:
+                    return 0.0
+                pool.remove(used)
+            if _apply(left, op, right) != result:
+                return 0.0
+            pool.append(result)
+        return float(bool(end) and pool == [problem.target])
 
 
 def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Equation, ...]:
@@ -105,20 +118,3 @@ def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Equation, .
 
 def _apply(left: int, op: str, right: int) -> int:
     return left + right if op == "+" else left - right if op == "-" else left * right
-
-
-def _solves(problem: Problem, body: str) -> bool:
-    pool = list(problem.numbers)
-    for text in body.split(","):
-        step = _STEP.fullmatch(text)
-        if step is None:
-            return False
-        left, op, right, result = int(step[1]), step[2], int(step[3]), int(step[4])
-        for used in (left, right):
-            if used not in pool:
-                return False
-            pool.remove(used)
-        if _apply(left, op, right) != result:
-            return False
-        pool.append(result)
-    return pool == [problem.target]

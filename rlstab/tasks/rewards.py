@@ -104,25 +104,20 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environ
     return rewards
 
 
-def require_functions(settings: Sequence[RewardSettings] | None) -> None:
+def require_functions(settings: Sequence[RewardSettings] | None, *, load: bool = False) -> None:
     """Check what can be checked about rewards without calling them.
+
+    Args:
+        settings: None is only the scorer of the task.
+        load: load the functions too, which executes their files, and check their arguments.
 
     Raises:
         ConfigError: a file is missing.
         UnknownName: no such entry point is installed.
-    """
-    for part in settings or ():
-        _workers(part)
-
-
-def require_callable(settings: Sequence[RewardSettings] | None) -> None:
-    """Load the functions of rewards, which executes their files, and check their arguments.
-
-    Raises:
         ScorerError: a function cannot be loaded, or takes other arguments.
     """
     for part in settings or ():
-        if (workers := _workers(part)) is not None:
+        if (workers := _workers(part)) is not None and load:
             workers.scorer.prepare()
 
 

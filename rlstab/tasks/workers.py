@@ -1,17 +1,21 @@
-"""Processes that score, with a time limit for each completion; they run :mod:`rlstab.tasks.worker_process`.
+"""Processes that score, with a time limit for each completion, after which they are killed.
 
 `multiprocessing` and libraries on top of it do not serve: their workers run the main script again or fork a process
 with threads, import torch, inherit every secret of the environment, and their answers are unpickled.
+
+A process reads pickles, each after its length in eight bytes, and answers each with a line of JSON, a score and an
+error, which the process that asks need not trust. It runs :func:`main`, and never imports torch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
 import pickle
 import re
-import select
+import resource
 import signal
 import subprocess
 import sys
@@ -23,14 +27,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import rlstab
 from rlstab.errors import ConfigError, ScorerError, how_ended
 from rlstab.files import in_one_line
-from rlstab.tasks.scorers import Scorer
-from rlstab.tasks.worker_process import LENGTH, LONGEST_LINE, PLAIN
+from rlstab.tasks.scorers import Scorer, finite
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # workers import this room without pydantic
@@ -55,6 +59,17 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
 #: Variables that are set for it: sets have the same order in every worker, and a worker uses one processor.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SET = {"PYTHONHASHSEED": "0", "TZ": "UTC", **dict.fromkeys(_THREADS, "1")}
+
+#: Characters of an error; the rest is cut.
+LONGEST_ERROR = 1000
+
+#: Bytes of an answer: JSON takes at most twelve for a character of an error.
+LONGEST_LINE = 16 * LONGEST_ERROR
+
+#: What to do about an answer that cannot be sent.
+PLAIN = "Make it plain data, such as texts, numbers, lists and dicts"
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 #: A prompt, a completion, and the right answer.
 _Job: TypeAlias = tuple[str, str, Any]
@@ -203,8 +218,6 @@ class _Worker:
     def __init__(self, environment: Sequence[str]) -> None:
         self.process = _STARTER.submit(_popen, environment).result()
         self._into, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout).fileno()
-        self._events = select.poll()
-        self._events.register(self._out, select.POLLIN)
 
     def ask(self, job: Any, time_limit: float, stopped: threading.Event) -> Scored | None:
         """Its answer, or how it ended. It is killed when its time is up, and once nobody waits for it; then None."""
@@ -214,14 +227,14 @@ class _Worker:
         except Exception as error:  # a user-defined class may raise anything
             return Scored(error=f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}")
         with suppress(OSError, ValueError):  # if the process died, the other pipe ends
-            self._into.write(LENGTH.pack(len(content)) + content)
+            self._into.write(len(content).to_bytes(8) + content)
             self._into.flush()
         while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
             left = deadline - time.monotonic()
             if left <= 0 or stopped.is_set():
                 self.end()
                 return Scored(timed_out=True) if left <= 0 else None
-            if self._events.poll(1000 * min(left, LOOK)):
+            if wait([self._out], min(left, LOOK)):
                 piece = os.read(self._out, LONGEST_LINE)
                 if not piece:
                     with suppress(subprocess.TimeoutExpired):
@@ -251,7 +264,7 @@ def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([*(folder or str(Path.cwd()) for folder in sys.path), package])
     variables = {name: os.environ[name] for name in environment if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", "from rlstab.tasks.worker_process import main; main()"],
+        [sys.executable, "-P", "-c", "from rlstab.tasks.workers import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -263,3 +276,50 @@ def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:
 def _end(workers: dict[int, _Worker]) -> None:
     while workers:
         workers.popitem()[1].end()
+
+
+# -- in the process that scores ----------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve until the pipe ends."""
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):  # what user code prints is discarded
+        os.dup2(null, standard)
+    try:
+        parent, scorer, time_limit, memory = pickle.loads(orders.read(int.from_bytes(orders.read(8))))
+        if sys.platform == "linux":  # the kernel kills this process when its parent ends, even by SIGKILL
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+            if os.getppid() != parent:  # it ended before this call
+                os._exit(1)
+        scorer.prepare()
+        _lower(resource.RLIMIT_AS, memory, for_good=True)
+        # no growing file, no core dump, no new process (but for root)
+        for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+            _lower(which, 0, for_good=True)
+    except BaseException as error:  # the waiting process gets every error
+        return _answer(answers, 0.0, error)
+    _answer(answers, 0.0)  # ready
+    while job := orders.read(int.from_bytes(orders.read(8))):  # empty at the end of the pipe
+        # of the CPU; the parent's limit is of wall-clock time
+        _lower(resource.RLIMIT_CPU, int(time.process_time() + time_limit) + 1, for_good=False)
+        try:
+            try:
+                prompt, completion, answer = pickle.loads(job)
+            except Exception as error:  # a user-defined class may raise anything
+                raise ScorerError(f"the answer cannot be read by a worker: {in_one_line(error)}. {PLAIN}") from error
+            _answer(answers, finite(scorer.score(prompt, completion, answer)))
+        except BaseException as error:  # an error of user code, SystemExit included, belongs to this completion
+            _answer(answers, 0.0, error)
+
+
+def _lower(which: int, limit: int, *, for_good: bool) -> None:
+    _, hard = resource.getrlimit(which)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(which, (soft, soft if for_good else hard))
+
+
+def _answer(pipe: int, score: float, error: BaseException | None = None) -> None:
+    reason = None if error is None else in_one_line(error)[:LONGEST_ERROR]
+    os.write(pipe, json.dumps([score, reason]).encode("ascii") + b"\n")

@@ -73,8 +73,7 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
             for quotient, error, towards in ((left, off_left, -step), (right, off_right, step)):
                 if error and abs(side(towards / 4)[0] - slope) > 2 * abs(quotient - slope):
                     raise BrokenLaw(
-                        f"the loss jumps where the live '{name}' of token {token} moves. A decision that reads the "
-                        f"live policy does that; make it from the evidence."
+                        f"the loss jumps where the live '{name}' of token {token} moves. Decide by the evidence."
                     )
             if off_left and off_right and not min(left, right) < slope < max(left, right):
                 raise BrokenLaw(
@@ -104,7 +103,7 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
     Raises:
         BrokenLaw: names the entry.
     """
-    _check_plain(state, "state")
+    _check_restored(state, load_state(*dump_state(state)), "state")
     first = dict(leaves_of(initial))
     for path, value in leaves_of(state):
         before = first.get(path, value)
@@ -115,36 +114,30 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
             )
         if isinstance(value, float | Tensor) and not bool(torch.as_tensor(value).isfinite().all()):
             raise BrokenLaw(f"{path} is {value}, which is not finite.")
-    same_state("the state that was saved and the state read back", state, load_state(*dump_state(state)), 0.0)
 
 
-def _check_plain(value: Any, path: str) -> None:
+def _check_restored(value: Any, restored: Any, path: str) -> None:
     """See :func:`check_state`."""
-    if type(value) is dict:
-        for key, entry in value.items():
-            if type(key) is not str:
-                raise BrokenLaw(f"{path} has the key {key!r}; a checkpoint has text as keys. Write str(key).")
-            _check_plain(entry, f"{path}['{key}']")
-    elif type(value) not in (bool, int, float, str, Tensor, type(None)):
+    odd = isinstance(value, list) or (isinstance(value, Tensor) and (value.requires_grad or vars(value)))
+    if odd or type(value) is not type(restored):
         cls = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise BrokenLaw(
-            f"{path} is of {cls}, which a checkpoint does not give back. A state holds plain dicts, numbers, bools, "
-            f"text and tensors: convert it by float(...), int(...), dict(...) or torch.as_tensor(...)."
+            f"{path} is {value!r} of {cls}, which a checkpoint does not give back. A state holds plain dicts with text "
+            f"as keys, numbers, bools, text and tensors without gradient or attributes: convert it by str(key), "
+            f"float(...), dict(...), torch.as_tensor(...) or .detach()."
         )
-    elif isinstance(value, Tensor) and value.requires_grad:
-        raise BrokenLaw(f"{path} requires grad; gradients exist only in the functions of Terms. Write .detach().")
-    elif isinstance(value, Tensor) and vars(value):
-        raise BrokenLaw(f"{path} has the attribute '{min(vars(value))}', which a checkpoint loses. Make it an entry.")
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_restored(entry, restored.get(key), f"{path}['{key}']")
+    else:
+        same_state(f"{path}, as it was saved and as it is read back,", value, restored, 0.0)
 
 
 def size_of(state: State) -> int:
     """The number of numbers and letters in a state."""
-    sizes = (
-        len(value) if isinstance(value, str) else value.numel()
-        for _, value in leaves_of(state)
-        if isinstance(value, str | Tensor)
-    )
-    return sum(sizes) + sum(1 for _ in leaves_of(state))
+    values = [value for _, value in leaves_of(state)]
+    letters = sum(len(value) for value in values if isinstance(value, str))
+    return len(values) + letters + sum(value.numel() for value in values if isinstance(value, Tensor))
 
 
 def check_bounded(sizes: Sequence[int]) -> None:
@@ -159,6 +152,5 @@ def check_bounded(sizes: Sequence[int]) -> None:
     late = sizes[-11:]
     if len(late) == 11 and all(before < after for before, after in pairwise(late)):
         raise BrokenLaw(
-            f"the state grows: {late[0]} numbers became {late[-1]} in ten more. Keep a window of fixed length, sums or "
-            f"a moving average; nothing by the id of a response."
+            f"the state grows: {late[0]} numbers became {late[-1]} in ten more. Keep sums, or a window of fixed length."
         )

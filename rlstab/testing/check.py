@@ -13,14 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab import TokenObjective
-from rlstab.core.method import Method
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
 from rlstab.extras import require
 from rlstab.stages.stage import PromptSelector, Stage
 from rlstab.testing import fresh_process, tolerances
 from rlstab.testing.agreement import BrokenLaw
-from rlstab.testing.edges import count, edges_of, rich_step, sharpened
+from rlstab.testing.edges import Edge, count, edges_of, rich_step, sharpened
 from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial
 from rlstab.testing.rollouts import Rollout, draw_run
@@ -106,7 +105,7 @@ def check_objective(
         ProcessError: the process of the law *process* died or did not answer.
         UnknownName: no law has such a name.
     """
-    return _MethodCheck(method, examples, oracle).report("check_objective", laws)
+    return _Check(method, examples, oracle).report("check_objective", laws)
 
 
 def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | None = None) -> Report:
@@ -127,7 +126,7 @@ def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | Non
         ProcessError: the process of the law *process* died or did not answer.
         UnknownName: no law has such a name.
     """
-    return _StageCheck(stage, examples).report("check_stage", laws)
+    return _Check(stage, examples).report("check_stage", laws)
 
 
 def parametrize_laws(
@@ -161,8 +160,7 @@ def parametrize_laws(
 
     cases = []
     for number, method in enumerate(methods):
-        kind: Any = _StageCheck if isinstance(method, Stage) else _MethodCheck
-        check: _Check = kind(method, examples, (oracles or {}).get(method.name))
+        check = _Check(method, examples, (oracles or {}).get(method.name))
         for law in check.laws:
             cases.append(pytest.param(partial(test, check, law), id=f"{method.name}{number or ''}-{law.name}"))
     return pytest.mark.parametrize("check", cases)
@@ -174,9 +172,13 @@ def parametrize_laws(
 class _Check:
     """A method or stage under the laws; trials that several laws use are drawn once."""
 
-    def __init__(self, method: Method[Any], examples: int, laws: Sequence[Law]) -> None:
-        self.method, self.examples, self.laws = method, max(1, examples), laws
-        self.pickled = fresh_process.PickledMethod.of(method)
+    def __init__(self, method: TokenObjective | Stage, examples: int, oracle: Oracle | None = None) -> None:
+        self.method, self.examples, self.oracle = method, max(1, examples), oracle
+        self.extra, self.pickled = own_signals(method), fresh_process.PickledMethod.of(method)
+        self.laws, self.edges = STAGE_LAWS, list[Edge]()
+        if isinstance(method, TokenObjective):
+            agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees)
+            self.laws, self.edges = [*LAWS, agrees], list(edges_of(method))
         self.trial, self.result = cache(self.draw), cache(self.check)
 
     def report(self, caller: str, names: Collection[str] | None) -> Report:
@@ -203,18 +205,40 @@ class _Check:
             yield self.trial(law.draws, number)
         if law.large and has_large:
             yield self.trial("large", 1)
+        if law.name == "oracle" and self.oracle is not None:  # every threshold of the method is hit exactly
+            for number in range(count(self.edges)):
+                yield Trial([rich_step(number, self.extra, self.edges)], number, self.pickled)
 
     def draw(self, draws: str, number: int) -> Trial:
         """One trial, shared by all laws that draw alike."""
-        return Trial(self.chain(draws, number), number, self.pickled)
+        chain = self._rollouts(draws, number) if isinstance(self.method, Stage) else self._steps(draws, number)
+        return Trial(chain, number, self.pickled)
 
-    def chain(self, draws: str, number: int) -> Sequence[Any]:
-        """Consecutive optimizer steps or rollouts."""
-        raise NotImplementedError
+    def _steps(self, draws: str, number: int) -> Sequence[Step]:
+        if draws == "large":
+            return [large_step(self.extra)] * 2
+        extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
+        if number >= self.examples - 2:  # the last two are the richest
+            return [rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1)]
+        steps = [draw_step(number + later, 1 + number // 2, self.extra, extreme=extreme) for later in (0, 10**6)]
+        return [sharpened(step, number, edges) for step in steps]
+
+    def _rollouts(self, draws: str, number: int) -> Sequence[Rollout]:
+        extreme, large = draws == "extreme", draws == "large"
+        return draw_run(number, tuple(self.extra), 4 + number // 2, extreme=extreme, large=large)
 
     def may_refuse(self, trial: Trial) -> bool:
-        """Whether raising ``OutOfRange`` is allowed in a trial."""
-        return False
+        """Whether raising ``OutOfRange`` is allowed in a trial.
+
+        It is for stages: for unlimited prompts, more than the pool of a small rollout has to hold, or rewards outside
+        of [0, 1].
+        """
+        if isinstance(self.method, PromptSelector):
+            return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
+        if isinstance(self.method, TokenObjective):
+            return False
+        reward_pairs = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
+        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in reward_pairs for rewards in pair)
 
     def check(self, law: Law) -> Result:
         """Check one law; if the first is broken, the others are not checked."""
@@ -228,9 +252,7 @@ class _Check:
         for trial in self.trials(law):
             checked += 1
             try:
-                with (
-                    no_fit_warnings()
-                ):  # alone or with the partners of the laws, it may lack methods that it was published with
+                with no_fit_warnings():  # alone, it may lack methods that it was published with
                     law.check(self.method, trial)
             except NotApplicable as inapplicable:
                 silent.append(str(inapplicable))
@@ -243,55 +265,11 @@ class _Check:
                     return result("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
         return result("silent", silent[0]) if len(silent) == checked else result("passed", "")
 
-
-class _MethodCheck(_Check):
-    method: TokenObjective
-
-    def __init__(self, method: TokenObjective, examples: int, oracle: Oracle | None) -> None:
-        agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees)
-        super().__init__(method, examples, [*LAWS, agrees])
-        self.oracle, self.extra, self.edges = oracle, own_signals(method), tuple(edges_of(method))
-
-    def trials(self, law: Law) -> Iterator[Trial]:
-        yield from super().trials(law)
-        if law.name == "oracle" and self.oracle is not None:  # every threshold of the method is hit exactly
-            for number in range(count(self.edges)):
-                yield Trial([rich_step(number, self.extra, self.edges)], number, self.pickled)
-
-    def chain(self, draws: str, number: int) -> Sequence[Step]:
-        if draws == "large":
-            return [large_step(self.extra)] * 2
-        extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
-        if number >= self.examples - 2:  # the last two are the richest
-            return [rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1)]
-        size = 1 + number // 2
-        steps = [draw_step(number + later, self.extra, size=size, extreme=extreme) for later in (0, 10**6)]
-        return steps if extreme else [sharpened(step, number, edges) for step in steps]
-
     def _agrees(self, method: TokenObjective, trial: Trial) -> None:
         if self.oracle is None:
             raise NotApplicable(
-                "not checked: no oracle was given. Only one can say what is meant, such as on which side of a "
-                "threshold a token exactly on it is"
+                "not checked: no oracle was given; only one can say on which side of a threshold a token on it belongs"
             )
         outcome, expected = trial.whole(method), self.oracle(trial.first.tokens())
         if not abs(outcome.loss - expected) <= tolerances.ORACLE * outcome.scale:
             raise BrokenLaw(f"the loss is {outcome.loss!r}, the oracle's {expected!r}.")
-
-
-class _StageCheck(_Check):
-    method: Stage
-
-    def __init__(self, stage: Stage, examples: int, _: Oracle | None = None) -> None:
-        super().__init__(stage, examples, STAGE_LAWS)
-
-    def chain(self, draws: str, number: int) -> Sequence[Rollout]:
-        extreme, large = draws == "extreme", draws == "large"
-        return draw_run(number, tuple(own_signals(self.method)), 2 + number // 2, extreme=extreme, large=large)
-
-    def may_refuse(self, trial: Trial) -> bool:
-        """For unlimited prompts, more than the pool of a small rollout has to hold, or rewards outside of [0, 1]."""
-        if isinstance(self.method, PromptSelector):
-            return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
-        reward_pairs = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
-        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in reward_pairs for rewards in pair)

@@ -233,8 +233,6 @@ def _gradients(
                 longest = int(mask.sum(1).max())
                 for name, values in {**step, **live}.items():
                     filler = {**filling, **padding}[name]
-                    if name not in names:
-                        continue
                     if cut.packed:
                         arguments[name] = values[rows][mask].unsqueeze(0)
                     else:

@@ -6,146 +6,93 @@ it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from rlstab import TokenObjective
-from rlstab.core.batch import MARKS
+from rlstab.core.batch import BASICS, LOGPROBS, MARKS
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.testing.fresh_process import methods_of
-from rlstab.testing.steps import LOGS, Step, in_domain, make_step
+from rlstab.testing.steps import Step, domain_of, make_step
+
+#: Values of a token that lie exactly on a threshold, by the names of :attr:`Step.columns`.
+Edge: TypeAlias = Mapping[str, float]
 
 #: Thresholds that are common in code, for methods without a setting or literal.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
-#: Numbers by name, one for each token.
-Columns: TypeAlias = dict[str, list[float]]
-
 #: Quantities that do not follow from one token's numbers: a copy of a token keeps them.
-_OF_THE_ROW = frozenset({"advantages", "truncated", "lag", "block_ids"})
-#: Two log-probs that methods compare, the minuend first; the first is the ratio's.
-_PAIRS = (
-    ("live", "old_logprobs"),
-    ("live", "logprobs"),
-    ("live", "ref_logprobs"),
-    ("logprobs", "old_logprobs"),
-    ("logprobs", "ref_logprobs"),
-    ("old_logprobs", "rollout_logprobs"),
-    ("logprobs", "rollout_logprobs"),
-    ("teacher_logprobs", "old_logprobs"),
-)
+_OF_THE_ROW = frozenset({"advantages", "turn_reward", *MARKS})
+#: Log-probs whose differences methods compare; that of the first two is the ratio's.
+_COMPARED = ("live_logprobs", *(name for name in LOGPROBS if name != "max_logprobs"))
 
 
-def numbers_of(method: TokenObjective) -> tuple[float, ...]:
-    """Numbers that a method may compare values with: its settings and the literals of its code, at most 24."""
-    methods: list[TokenObjective] = methods_of(method)
-    values = [getattr(part, setting.name) for part in methods for setting in settings_of(type(part))]
-    for part in methods:
-        for code, named in _code_of(part):
-            if not named["__name__"].startswith("rlstab.core."):
-                values += [*code.co_consts, *map(named.get, code.co_names)]
-    return tuple(dict.fromkeys(number for value in values for number in _plain_numbers(value)))[:24]
-
-
-def words_of(method: Method[Any]) -> frozenset[str]:
-    """Names and texts in the code of a method or stage and of the functions that it calls, keywords included."""
-    words: set[str] = set()
-    for code, _ in _code_of(method):
-        words.update(code.co_names)
-        for constant in code.co_consts:
-            words.update(
-                word for word in (constant if isinstance(constant, tuple) else (constant,)) if type(word) is str
-            )
-    return frozenset(words)
-
-
-def _code_of(method: Method[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    """The code of a method's classes outside the core and of functions that it names, each with its globals."""
+def constants_of(method: Method[Any]) -> list[Any]:
+    """Names, texts and numbers in the code of a method or stage and of the functions that it calls."""
     classes = [cls for cls in type(method).__mro__ if not cls.__module__.startswith(("rlstab.core.", "abc", "typing"))]
-    members = [member for cls in classes for member in vars(cls).values()]
-    functions = [getattr(member, "__func__", getattr(member, "fget", member)) for member in members]
+    members = [getattr(member, "__func__", member) for cls in classes for member in vars(cls).values()]
+    functions = [member.fget if isinstance(member, property) else member for member in members]
     pending = [
         (function.__code__, function.__globals__) for function in functions if isinstance(function, FunctionType)
     ]
     visited: set[CodeType] = set()
-    while pending:
-        code, named = pending.pop()
-        if code in visited:
-            continue
-        visited.add(code)
-        yield code, named
-        pending += [(inner, named) for inner in code.co_consts if isinstance(inner, CodeType)]
-        callees = [function for function in map(named.get, code.co_names) if isinstance(function, FunctionType)]
-        pending += [(function.__code__, function.__globals__) for function in callees]
+    constants: list[Any] = []
+    for code, names in pending:  # which grows
+        if code not in visited and not names["__name__"].startswith("rlstab.core."):
+            visited.add(code)
+            named = [names.get(name) for name in code.co_names]
+            constants += [*code.co_names, *code.co_consts, *named]
+            pending += [(inner, names) for inner in code.co_consts if isinstance(inner, CodeType)]
+            pending += [(callee.__code__, callee.__globals__) for callee in named if isinstance(callee, FunctionType)]
+    return _flat(constants)
 
 
-def _plain_numbers(value: object) -> Iterator[float]:
-    for number in value if isinstance(value, tuple) else (value,):
-        plain = isinstance(number, int | float) and not isinstance(number, bool)
-        if plain and (number == 0 or 1e-6 <= abs(number) <= 1e3):
-            yield float(number)
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A quantity of a token that can be put on a number to the bit: ``name - less``, or ``name`` alone."""
+def words_of(method: Method[Any]) -> set[str]:
+    """Names and texts in the code of a method or stage and of the functions that it calls, keywords included."""
+    return {constant for constant in constants_of(method) if isinstance(constant, str)}
 
-    name: str
-    less: str | None
-    value: float
 
-    def put(self, columns: Columns, token: int) -> None:
-        """Put the quantity on the number."""
-        if self.less is None:
-            columns[self.name][token] = self.value
-        elif self.value == 0:
-            columns[self.name][token] = columns[self.less][token]
-        else:  # where one of the two is 0, their difference is not rounded
-            gap = self.value
-            columns[self.name][token], columns[self.less][token] = (0.0, -gap) if gap > 0 else (gap, 0.0)
+def numbers_of(method: TokenObjective) -> list[float]:
+    """Numbers that a method may compare values with: its settings and the literals of its code, at most 24."""
+    parts: list[TokenObjective] = methods_of(method)
+    values = _flat([getattr(part, setting.name) for part in parts for setting in settings_of(type(part))])
+    values += [constant for part in parts for constant in constants_of(part)]
+    numbers = [float(value) for value in values if type(value) in (int, float)]
+    return list(dict.fromkeys(number for number in numbers if number == 0 or 1e-6 <= abs(number) <= 1e3))[:24]
 
 
 def edges_of(method: TokenObjective) -> Iterator[Edge]:
-    """The quantities that a method may compare, with all numbers that it may compare them with."""
-    needs = method.needs
-    read = {"live", "old_logprobs", "logprobs", *needs}
-    extra = needs - method.known_needs - method.always
-    plain = [name for name in ("entropies", *sorted(extra)) if name in needs]
-    plain += [f"live {name}" for name in sorted(method.live_needs)]
+    """Values that put a quantity that a method may compare on each number that it may compare it with."""
+    read = {"advantages", "live_logprobs", *BASICS, *method.needs, *(f"live_{name}" for name in method.live_needs)}
+    read -= {*MARKS, "turn_reward"}
+    pairs = list(itertools.combinations([name for name in _COMPARED if name in read], 2))
     for number in dict.fromkeys([*numbers_of(method), *ROUND]):
-        gaps = {number, -number} | {_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3}
-        for pair in _PAIRS:
-            if read.issuperset(pair):
-                yield from (Edge(*pair, gap) for gap in sorted(gaps) if abs(gap) < 20)
-        yield from (Edge("advantages", None, value) for value in {number, -number})
-        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in extra)
-        logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
-        for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
-            yield from (Edge(name, None, value) for value in sorted(logs) if -80 < value <= 0)
-        if "sum_p_sq" in needs and 0 < number <= 1:
-            yield Edge("sum_p_sq", None, number)
+        logs = [_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3]
+        for gap in sorted({number, -number, *logs}):
+            yield from (apart(*pair, gap) for pair in pairs if abs(gap) < 20)
+        for name, value in itertools.product(sorted(read), sorted({number, -number, *logs[:1]})):
+            low, high = domain_of(name)
+            if max(low, -80) <= value <= high:
+                yield {name: value}
 
 
-def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """One of the optimizer steps with which laws begin: eight responses with some of everything.
-
-    Together, the first ``count(edges)`` of them have all edges.
-    """
-    step = make_step("mixed", RICH, 2, number, extra, extreme=extreme)
-    spread = random.Random(1).sample(edges, len(edges))
-    return step if extreme else sharpened(step, number, spread[number % count(edges) :: count(edges)], alike=1.0)
+def apart(name: str, less: str, gap: float) -> Edge:
+    """Two log-probs with a difference to the bit: where one of the two is 0, it is not rounded."""
+    return {name: min(gap, 0.0), less: min(-gap, 0.0)} if gap else {name: -0.7, less: -0.7}
 
 
-#: Lengths of the responses of a rich step.
-RICH = (7, 1, 10, 4, 11, 3, 8, 6)
-#: Number of edges that fit into one of them.
+#: Number of edges that fit into a rich step.
 _ROOM = 30
 
 
@@ -154,71 +101,65 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, alike: float = 0.6) -> Step:
+def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
+    """One of the optimizer steps with which laws begin: eight responses with some of everything.
+
+    Together, the first ``count(edges)`` of them have all edges.
+    """
+    spread = random.Random(1).sample(edges, len(edges))
+    step = make_step("mixed", (7, 1, 10, 4, 10, 4, 7, 7), 2, number, extra, extreme=extreme)
+    return sharpened(step, number, spread[number % count(edges) :: count(edges)])
+
+
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = ()) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
         step: with continuous random numbers.
         seed: the seed of all choices.
         edges: to put tokens on, each on one as far as there are tokens with an advantage, and the others just next to
-            one. Without any, ratios stay moderate too: a threshold and its value may fall on different sides in another
-            precision, and what is small vanishes there.
-        alike: the chance that most tokens are copies of a few.
+            one. Without any, some tokens have values so close to 0 that float32 rounding matters, and ratios stay
+            moderate: a threshold and its value may fall on different sides in another precision.
     """
     if not len(step):
         return step
     draw = random.Random(seed)
-    values, live = ({name: column.tolist() for name, column in side.items()} for side in (step.evidence, step.live))
-    columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
-    rows: dict[int, list[int]] = {}
-    for token, row in enumerate(step.sequence.tolist()):
-        rows.setdefault(row, []).append(token)
-    if draw.random() < alike:
-        _make_alike(draw, columns, rows)
+    columns = {name: values.tolist() for name, values in step.columns.items()}
+    edges = [edge for edge in edges if edge.keys() <= columns.keys()]  # a method may declare what does not exist
+    compared = [name for name in columns if name not in _OF_THE_ROW]
+    models = [{name: columns[name][token] for name in compared} for token in draw.choices(range(len(step)), k=3)]
     far = 6.9 if edges else 0.9
-    for token in range(len(step)):
-        if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
-            gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
-            Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, token)
-    for tokens in rows.values():
-        if edges and draw.random() < 0.2:
+    columns["advantages"] = [math.copysign(math.ceil(abs(2 * value)) / 2, value) for value in columns["advantages"]]
+    remaining = draw.sample(edges, len(edges))
+    of_rows = [draw.choice(edges) if edges and draw.random() < 0.2 else {} for _ in step.units]
+    for token, row in enumerate(step.sequence.tolist()):
+        model, also_live, factor = draw.choice(models), draw.random() < 0.5, 1 + draw.choice([0.0] * 8 + [-1e-4, 1e-4])
+        changes: dict[str, float] = {}
+        if draw.random() < 0.8:
+            copied = (name for name in compared if also_live or not name.startswith("live_"))
+            changes |= {name: model[name] * factor for name in copied}
+        if draw.random() < 0.1:  # the policies agree to the bit on a token
+            changes |= dict.fromkeys(_COMPARED[:3], columns["logprobs"][token])
+        elif draw.random() < 0.2:  # or two of them differ by a factor of up to a thousand
+            changes |= apart(*draw.choice(list(itertools.combinations(_COMPARED, 2))), draw.uniform(-far, far))
+        changes |= of_rows[row]
+        if edges and columns["advantages"][token]:
+            nearby = 1 + draw.choice([-1e-4, -1e-9, 1e-9, 1e-4])
             edge = draw.choice(edges)
-            for token in tokens:
-                edge.put(columns, token)
-        else:
-            Edge(*_PAIRS[0], 0.0).put(columns, tokens[0])
-    pulling = [token for token in range(len(step)) if values["advantages"][token] != 0]
-    for number, token in enumerate(draw.sample(pulling, len(pulling)) if edges else ()):
-        edge = edges[number % len(edges)]
-        factor = 1.0 if number < len(edges) else 1 + draw.choice([-1e-4, -1e-9, 1e-9, 1e-4])
-        replace(edge, value=edge.value * factor).put(columns, token)
-    values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
-
-    def back(columns: Columns) -> dict[str, Tensor]:
-        return {name: in_domain(name, torch.tensor(column, dtype=torch.float64)) for name, column in columns.items()}
-
+            changes |= remaining.pop() if remaining else {name: value * nearby for name, value in edge.items()}
+        elif not edges and draw.random() < 0.2:
+            signs = {name: 1 if domain_of(name)[1] > 0 else -draw.choice((1, 2)) for name in compared}
+            changes |= {name: sign * 2.0**-20 for name, sign in signs.items()}
+        for name, value in changes.items():
+            columns[name][token] = value
+    columns["max_logprobs"] = list(map(max, columns["max_logprobs"], columns["logprobs"]))
+    tensors = {
+        name: torch.tensor(values, dtype=torch.float64).clamp(*domain_of(name)) for name, values in columns.items()
+    }
     # the number of a group is not an index into a list
     labels = torch.tensor(draw.sample(range(5, 500), int(step.group_ids.max()) + 1))
-    return replace(step, evidence=back(values), live=back(live), group_ids=labels[step.group_ids])
-
-
-def _make_alike(draw: random.Random, columns: Columns, rows: dict[int, list[int]]) -> None:
-    """Make most tokens copies of a few, in all compared quantities; some differ by a ten-thousandth."""
-    count = len(columns["live"])
-    tokens_copied = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
-    models = [{name: column[token] for name, column in columns.items()} for token in tokens_copied]
-    for tokens in rows.values():
-        if draw.random() < 0.7:
-            advantage = draw.choice([-1.0, -0.5, 0.5, 1.0])
-            for token in tokens:
-                columns["advantages"][token] = advantage
-    for token in range(count):
-        if draw.random() < 0.8:
-            model, also_live = draw.choice(models), draw.random() < 0.5
-            factor = 1 + draw.choice([0.0] * 8 + [-1e-4, 1e-4])
-            for name, column in columns.items():
-                if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
-                    column[token] = model[name] * factor
+    live = {name: tensors.pop(f"live_{name}") for name in step.live}
+    return replace(step, evidence=tensors, live=live, group_ids=labels[step.group_ids])
 
 
 def _log(number: float) -> float:
@@ -228,16 +169,3 @@ def _log(number: float) -> float:
         if math.exp(log) == number and bool((torch.full((9,), log, dtype=torch.float64).exp() == number).all()):
             return log
     return middle
-
-
-def with_small(step: Step) -> Step:
-    """The step with signals and log-ratios of some tokens so close to 0 that float32 rounding matters."""
-    selected, small = torch.arange(len(step)) % 5 == 1, 2.0**-20
-    small_values = {name: -small for name in ("logprobs", "max_logprobs") if name in step.evidence}
-    small_values |= {
-        "old_logprobs": -2 * small,
-        **{name: small for name in step.evidence.keys() - LOGS - _OF_THE_ROW - set(MARKS)},
-    }
-    return step.given(
-        **{name: torch.where(selected, value, step.evidence[name]) for name, value in small_values.items()}
-    )

@@ -34,7 +34,7 @@ from rlstab.testing.agreement import (
     same_state,
     size_of,
 )
-from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
+from rlstab.testing.edges import edges_of, rich_step, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.run import Outcome, Parts, joined, run_chain, run_ranks, run_whole
@@ -190,19 +190,15 @@ def unread_in(method: Method[Any], chain: Iterable[Any]) -> set[str]:
     """Names in ``needs`` on which no outcome in a chain depends, and which the code does not name."""
     unread, state = set(method.needs), method.init_state()
     for item in chain:
-        unread -= {name for name in unread if name not in item.evidence or _depends(method, item, state, name)}
+        unread &= item.evidence.keys()
+        for name in sorted(unread):
+            try:  # an outcome moves with it, beyond the ratio of the loss, or refuses a value
+                outcome, other = (_own(run_whole(method, variant, state)) for variant in item.varied(name))
+                outcome.require_same("with other values", other, 0.0)
+            except (BrokenLaw, OutOfRange):
+                unread.remove(name)
         state = run_whole(method, item, state).state
     return unread - words_of(method)  # a signal that is used only at other values is at least named
-
-
-def _depends(method: Method[Any], item: Any, state: State, name: str) -> bool:
-    """Whether an outcome moves with a signal; the ratio of the loss does not count, and refusing a value does."""
-    try:
-        outcome, other_outcome = (_own(run_whole(method, variant, state)) for variant in item.varied(name))
-        outcome.require_same("with other values", other_outcome, 0.0)
-    except (BrokenLaw, OutOfRange):
-        return True
-    return False
 
 
 def check_long_run(method: Method[Any], chain: Sequence[Any]) -> None:
@@ -251,7 +247,6 @@ def untouched(state: State, batch: Any, live: Mapping[str, Tensor] | None = None
     guard, attributes = ReadOnly(), _attributes(batch)
     guard.guard((f"'{name}' of the batch", value) for name, value in {**vars(batch), **batch.extra}.items())
     guard.guard((f"the live '{name}'", value) for name, value in (live or {}).items())
-    guard.guard(leaves_of(state))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2**40 + 1)  # also detects a method that sets its own seed again
         shared = Shared()
@@ -485,7 +480,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
     with Wide():
         run_whole(method, trial.first)
     for dtype in (torch.float32, torch.bfloat16):
-        step = with_small(trial.first).cast(dtype, torch.float64)
+        step = trial.first.cast(dtype, torch.float64)
         narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})

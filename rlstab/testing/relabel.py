@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def relabellings(item: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def same_draws(item: Any, original_item: Any) -> Iterator[None]:
-    """A context in which random numbers by identity are those of the original, however a method imported them.
+    """A context in which random numbers by identity are those of the original, whatever calls for them.
 
     Args:
         item: an optimizer step or a rollout under other ids, see :func:`relabellings`.
@@ -40,23 +40,11 @@ def same_draws(item: Any, original_item: Any) -> Iterator[None]:
     distinct, index = torch.cat(item.ids).unique(return_inverse=True)
     first = torch.empty_like(distinct).index_copy(0, index, torch.cat(original_item.ids))
 
-    def original(part: Any) -> Any:
-        if not isinstance(part, Tensor) or part.dtype != torch.int64 or not distinct.numel():
-            return part
+    def original(part: Tensor) -> Tensor:
+        if part.dtype != torch.int64 or not distinct.numel():
+            return part.to(torch.int64)
         index_of_part = torch.searchsorted(distinct, part).clamp(max=distinct.numel() - 1)
         return torch.where(distinct[index_of_part] == part, first[index_of_part], part)
 
-    drawn: dict[str, Any] = {
-        "uniform": lambda seed, *identity, draw=random.uniform: draw(seed, *map(original, identity)),
-        "uniform_in": lambda seed, group, *rest, draw=random.uniform_in: draw(seed, original(group), *rest),
-    }
-    spaces = [module.__dict__ for module in list(sys.modules.values()) if module is not None]
-    originals_of = {name: getattr(random, name) for name in drawn}
-    patched = [(space, name) for name, value in originals_of.items() for space in spaces if space.get(name) is value]
-    for space, name in patched:
-        space[name] = drawn[name]
-    try:
+    with mock.patch.object(random, "_integers", original):
         yield
-    finally:
-        for space, name in patched:
-            space[name] = originals_of[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,28 +18,12 @@ from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer, Stage
 from rlstab.testing.steps import make_step, other_values
 
-#: The rewards of some kinds, from ``(S,)`` numbers of each response, and of its group.
-_REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "graded": lambda own, shared: own,
-    "even": lambda own, shared: torch.where(shared < 0.5, shared, (shared < 0.75).double()),
-    "tied": lambda own, shared: (own * 3).floor() / 2,
-    "all right": lambda own, shared: torch.ones_like(own),
-    "all wrong": lambda own, shared: torch.zeros_like(own),
-}
-#: The sizes of groups in some kinds, from the requested sizes.
-_SIZES: Mapping[str, Callable[[Sequence[int]], list[int]]] = {
-    "groups of one": lambda sizes: [1] * len(sizes),
-    "one response": lambda sizes: [1],
-    "nothing": lambda sizes: [],
-}
-#: Kinds of rollouts that have broken stages before.
-KINDS = ("mixed", "shaped", "branches", "cut off", "prompt twice", *_SIZES, *_REWARDS)
 #: Number of different prompts of the task; a selector is also offered unlimited ones.
 PROMPTS = 24
 #: Most tokens of an answer in a small rollout.
 LIMIT = 12
-#: Numbers of blocks and rewards of a response, and the width of a prompt's features.
-BLOCKS, REWARDS, WIDTH = 3, 3, 4
+#: Number of blocks, turns and rewards of a response, and the width of a prompt's features.
+BLOCKS, WIDTH = 3, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +115,12 @@ class Rollout:
     def padded(self, fill: float) -> Rollout:
         """The same responses with other numbers in the padding after their ends."""
         responses = self.responses
-        sampled = torch.arange(responses.limit) < responses.lengths.unsqueeze(-1)
-        extra = {}
-        for name, values in responses.extra.items():
-            other = torch.full_like(values, fill % BLOCKS if name == "block_ids" else fill)
-            extra[name] = torch.where(sampled, values, other) if of_tokens(name) else values
+        after = torch.arange(responses.limit) >= responses.lengths.unsqueeze(-1)
+        fills = {"block_ids": fill % BLOCKS}
+        extra = {
+            name: values.masked_fill(after, fills.get(name, fill)) if of_tokens(name) else values
+            for name, values in responses.extra.items()
+        }
         return self._with(extra=extra)
 
     @property
@@ -192,16 +177,15 @@ def draw_run(
     run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []
     for which in range(3):
-        kind = "mixed" if large else draw.choice(KINDS)
-        drawn = 20 if large else draw.randint(2, min(6, groups))
         # a group of two is enough to break most laws
-        sizes = [2, *(draw.randint(1, largest) for _ in range(drawn - 1))]
-        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
+        sizes = [2, *(draw.randint(1, largest) for _ in range(19 if large else draw.randint(1, min(6, groups) - 1)))]
+        sizes = sizes if large else draw.choice([sizes, sizes, sizes, sizes, [1] * len(sizes), [1], []])
+        shaped = draw.random() < 0.1
+        rollouts.append(make_rollout(sizes, draw.randrange(2**32), needs, number=which, shaped=shaped, **run))
     return tuple(rollouts)
 
 
 def make_rollout(
-    kind: str,
     sizes: Sequence[int],
     draw: int,
     needs: Sequence[str] = (),
@@ -211,12 +195,15 @@ def make_rollout(
     seed: int = 0,
     extreme: float | None = None,
     limit: int = LIMIT,
+    shaped: bool = False,
 ) -> Rollout:
-    """One rollout of a kind, with groups of some sizes; a pure function of its arguments.
+    """One rollout with groups of some sizes, each of a kind of its own; a pure function of its arguments.
+
+    Rewards of a group are graded, tied, right or wrong, or equal; it may be a branch, often cut off, or another group
+    of the same prompt.
 
     Args:
-        kind: one of :data:`KINDS`.
-        sizes: the sizes of its groups, which some kinds change.
+        sizes: the sizes of its groups.
         draw: seed of its numbers.
         needs: names of token signals of your own.
         number: the number of the rollout.
@@ -224,28 +211,48 @@ def make_rollout(
         seed: the seed of the run.
         extreme: the largest reward, if rewards differ little or much; None for ordinary ones.
         limit: most tokens of an answer.
+        shaped: whether rewards are less than the scorer gave, perhaps below 0, which some stages refuse.
     """
     rng = torch.Generator().manual_seed(draw)
-    sizes = _SIZES.get(kind, list)(sizes)
-    group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
-    slots = torch.arange(len(sizes)) // (2 if kind == "prompt twice" else 1)
-    count = max(1, int(slots.max()) + 1 if sizes else 1)
-    prompts = torch.cat([torch.randperm(PROMPTS, generator=rng), torch.randint(PROMPTS, (count,), generator=rng)])
-    prefixes, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng, limit)
-    rows = len(group)
-    raw = _rewards(kind, group, len(sizes), rng, extreme)
-    penalty = torch.rand(rows, generator=rng, dtype=torch.float64)
+    groups, rows = len(sizes), sum(sizes)
+    group = torch.repeat_interleave(torch.arange(groups), torch.tensor(sizes, dtype=torch.int64))
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=rng, dtype=torch.float64)
+
+    def whole(low: int, high: Tensor) -> Tensor:
+        """Random numbers from ``low`` to ``high``, both included."""
+        return low + (numbers(*high.shape) * (high - low + 1)).long()
+
+    by_response, shared = numbers(rows), numbers(groups)[group]
+    rewards = [by_response, (by_response * 3).floor() / 2, (by_response < 0.5).double(), shared, shared.round()]
+    if extreme is not None:
+        rewards += [by_response if extreme <= 1 else extreme * (by_response - 0.5), 0.1 + 1e-13 * by_response]
+    raw = torch.stack(rewards)[torch.randint(len(rewards), (groups,), generator=rng)[group], torch.arange(rows)]
+    added = -0.4 * numbers(rows) * shaped
+
+    parent = whole(2, torch.full((groups,), limit))
+    prefixes = torch.where(numbers(groups) < 0.2, whole(1, parent - 1), 0)
+    pivot = (prefixes.double() / parent)[group]
+    room = limit - prefixes[group]
+    full = numbers(rows) < numbers(groups)[group].square()
+    lengths = torch.where(full, room, whole(1, room))
+    ended = ~full | (numbers(rows) < 0.2)  # some end with their last token
+
+    slots = (numbers(groups) > 0.2).cumsum(0)
+    slots -= slots[:1].clone()
+    count = max(1, len(slots.unique()))
     responses = ResponseBatch(
-        rewards=raw - 0.4 * penalty if kind == "shaped" else raw,
+        rewards=raw + added,
         lengths=lengths.double(),
         ended=ended,
-        prompt_ids=prompts[slots[group]],
-        group_ids=1000 * number + torch.randperm(200, generator=rng)[: len(sizes)][group],
+        prompt_ids=torch.randperm(PROMPTS, generator=rng)[slots[group]],
+        group_ids=1000 * number + torch.randperm(200, generator=rng)[:groups][group],
         sequence_ids=10_000 * number + 3 * torch.arange(rows),
-        given=prefixes,
+        given=prefixes[group],
         pivot=pivot,
         limit=limit,
-        extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng, limit)},
+        extra={"raw_rewards": raw, **_evidence(lengths, ended, needs, rng, limit)},
     )
     order = torch.randperm(rows, generator=rng)
     first = number % 2
@@ -253,49 +260,11 @@ def make_rollout(
     return Rollout(responses.select(order), slots[group][order], offer)
 
 
-def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extreme: float | None) -> Tensor:
-    def numbers(count: int) -> Tensor:
-        return torch.rand(count, generator=rng, dtype=torch.float64)
-
-    by_response, shared, even = numbers(len(group)), numbers(groups)[group], (numbers(groups) < 0.25)[group]
-    binary = torch.where(even, (shared < 0.5).double(), (by_response < 0.5).double())
-    rewards = _REWARDS[kind](by_response, shared) if kind in _REWARDS else binary
-    if extreme is not None:
-        far = by_response if extreme <= 1 else extreme * (by_response - 0.5)
-        rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * by_response, rewards))
-    return rewards
-
-
-def _lengths(
-    kind: str, group: Tensor, groups: int, rng: torch.Generator, limit: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens given and the pivot, shared by the group of a branch; tokens sampled; whether the answer ended."""
-
-    def whole(low: int, high: Tensor) -> Tensor:
-        """Random numbers from ``low`` to ``high``, both included."""
-        return low + (torch.rand(high.shape, generator=rng) * (high - low + 1)).long()
-
-    branch = torch.rand(groups, generator=rng) < {"branches": 0.6, "mixed": 0.1}.get(kind, 0.0)
-    parent = whole(2, torch.full((groups,), limit))
-    prefixes = torch.where(branch, whole(1, parent - 1), 0)
-    pivot = prefixes.double() / parent
-    prefixes, pivot = prefixes[group], pivot[group]
-    lengths = whole(1, limit - prefixes)
-    full = torch.rand(len(group), generator=rng) < (0.6 if kind == "cut off" else 0.15)
-    lengths = torch.where(full, limit - prefixes, lengths)
-    ended = ~full | (torch.rand(len(group), generator=rng) < 0.2)  # some end with their last token
-    return prefixes, pivot, lengths, ended
-
-
 def _evidence(
     lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator, limit: int
 ) -> dict[str, Tensor]:
     """All known evidence by name, and requested signals: of tokens in float32, with zeros after the end."""
     rows = len(lengths)
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.rand(rows, *shape, generator=rng, dtype=torch.float64)
-
     signals = [name for name in needs if of_tokens(name) and name not in SIGNALS]
     step = make_step("mixed", lengths.tolist(), 1, int(torch.randint(2**31, (), generator=rng)), signals)
     block = step.position * BLOCKS // limit
@@ -304,15 +273,17 @@ def _evidence(
     def laid(values: Tensor, fill: float) -> Tensor:
         return torch.full((rows, limit), fill).index_put((step.sequence, step.position), values.float())
 
+    numbers = torch.rand((rows, 6 * BLOCKS), generator=rng, dtype=torch.float64)
+    earned, earned_by_block, parts, state, outcome, norm = numbers.split(BLOCKS, 1)
     turns = torch.arange(BLOCKS) <= (lengths.unsqueeze(-1).clamp(min=1) - 1) * BLOCKS // limit
     return {
         **{name: laid(values, 0.0) for name, values in tokens.items()},
         "block_ids": laid(torch.where(step.position % 5 == 4, -1, block), -1.0).long(),
-        "turn_rewards": torch.where(turns, (3 * numbers(BLOCKS)).floor() / 2, 0.0),
-        "turn_states": torch.where(turns, 1 + (2 * numbers(BLOCKS)).long(), 0),
-        "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
-        "block_outcomes": (numbers(BLOCKS) * 3).long(),
-        "squared_gradient": 0.1 + numbers(),
-        "reward_parts": (numbers(REWARDS) * 3).floor() / 2,
-        "reward_weights": torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64).expand(rows, REWARDS).clone(),
+        "turn_rewards": torch.where(turns, (3 * earned).floor() / 2, 0.0),
+        "turn_states": torch.where(turns, 1 + (2 * state).long(), 0),
+        "block_rewards": (3 * earned_by_block).floor() / 2,
+        "block_outcomes": (3 * outcome).long(),
+        "squared_gradient": 0.1 + norm[:, 0],
+        "reward_parts": (3 * parts).floor() / 2,
+        "reward_weights": torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64).expand(rows, BLOCKS).clone(),
     }

@@ -54,7 +54,7 @@ def pure(stage: Stage, trial: Trial) -> None:
 @law(STAGE_LAWS, once=True)
 def later_rollouts(stage: Stage, trial: Trial) -> None:
     """Thirty rollouts with state: the same in parts under changing cuts; the state stays finite and bounded."""
-    check_long_run(stage, [_rollout(stage, "mixed", (2, 3, 1), number, trial) for number in range(LONG)])
+    check_long_run(stage, [_rollout(stage, (2, 3, 1), number, trial) for number in range(LONG)])
 
 
 @law(STAGE_LAWS, large=True)
@@ -119,16 +119,13 @@ def declared(stage: Stage, trial: Trial) -> None:
 @law(STAGE_LAWS, once=True)
 def used(stage: Stage, trial: Trial) -> None:
     """It reads all evidence that ``needs`` names."""
-    kinds = ("mixed", "branches", "graded", "cut off") * 2
-    unread = unread_in(
-        stage, [_rollout(stage, kind, (2, 4, 3, 1, 4), number, trial) for number, kind in enumerate(kinds)]
-    )
+    unread = unread_in(stage, [_rollout(stage, (2, 4, 3, 1, 4), number, trial) for number in range(8)])
     if unread:
         raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made needlessly: remove it.")
 
 
-def _rollout(stage: Stage, kind: str, sizes: Sequence[int], number: int, trial: Trial) -> Rollout:
-    return make_rollout(kind, sizes, number, own_signals(stage), number=number, size=24, seed=trial.seed)
+def _rollout(stage: Stage, sizes: Sequence[int], number: int, trial: Trial) -> Rollout:
+    return make_rollout(sizes, number, own_signals(stage), number=number, size=24, seed=trial.seed)
 
 
 @law(STAGE_LAWS)

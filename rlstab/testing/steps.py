@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,31 +16,33 @@ from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS
 
 #: The advantages of some kinds.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "all rewarded": lambda advantages: advantages.abs() + 0.1,
     "all punished": lambda advantages: -advantages.abs() - 0.1,
+    "all rewarded": lambda advantages: advantages.abs() + 0.1,
     "no advantage": torch.zeros_like,
 }
+#: How far other log-probs are from those of the policy, nats, standard deviation.
+_DISTANCES = {"old_logprobs": 0.1, "ref_logprobs": 0.5, "rollout_logprobs": 0.01, "teacher_logprobs": 0.7}
 #: Kinds of optimizer steps that have broken methods before.
-KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
-#: Log-probs, which are at most 0.
-LOGS = frozenset({*LOGPROBS, "log_kept_mass", "log_support_mass"})
+KINDS = (*_ADVANTAGES, "mixed", "tied", "no rare token", "per token")
+#: The least and the largest value of a signal: log-probs are at most 0.
+DOMAIN: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), (-math.inf, 0.0)),
+    **dict.fromkeys(("entropies", "teacher_divergence"), (0.0, math.inf)),
+    "sum_p_sq": (0.0, 1.0),
+}
 
 
-def in_domain(name: str, values: Tensor) -> Tensor:
-    """Values in the range of a signal: log-probs at most 0, entropies at least 0, a sum of squares in [0, 1]."""
-    if name in LOGS:
-        return values.clamp(max=0.0)
-    if name == "entropies":
-        return values.clamp(min=0.0)
-    return values.clamp(0.0, 1.0) if name == "sum_p_sq" else values
+def domain_of(name: str) -> tuple[float, float]:
+    """The least and the largest value of a signal, or of a live output under ``live_<name>``."""
+    return DOMAIN.get(name.removeprefix("live_"), (-math.inf, math.inf))
 
 
 def other_values(name: str, values: Tensor) -> Tensor:
     """Other possible values of a signal: permuted over tokens or responses, and scaled."""
     turned = values.flip(0)
-    if not values.is_floating_point() or name in (*MARKS, "block_ids"):
+    if not values.is_floating_point() or name in MARKS:
         return turned
-    return in_domain(name, 0.7 * turned + (0.1 if name == "entropies" else 0.0))
+    return (0.7 * turned + (0.1 if name == "entropies" else 0.0)).clamp(*domain_of(name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class Step:
 
     Attributes:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
-        live: the log-probs, and each of :data:`rlstab.core.validate.LIVE`.
+        live: the log-probs, and each of :data:`rlstab.core.method_checks.LIVE`.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
@@ -94,12 +97,31 @@ class Step:
         """The evidence as a batch in fresh memory."""
         if self.layout is not None:
             return self.padded(self.layout)[0]
-        return TokenBatch(
-            sequence=self.sequence.clone(), position=self.position.clone(), **self._fields(torch.Tensor.clone)
+        return TokenBatch(sequence=self.sequence.clone(), position=self.position.clone(), **self._fields(Tensor.clone))
+
+    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, Tensor]:
+        """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
+
+        Args:
+            seed: the seed of the amount of padding before, between and after the tokens of a row.
+            fill: the value of padding.
+
+        Returns:
+            The batch, and the ``(S, T)`` mask.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        lengths = torch.bincount(self.sequence, minlength=len(self.units))
+        width = int(lengths.max()) if len(lengths) else 0
+        width += max(1, int(torch.randint(1, 4, (), generator=draw)), width // 8)
+        # choose as many columns of each row as it has tokens, with gaps before, between and after them
+        mask = torch.rand((len(lengths), width), generator=draw).argsort(-1).argsort(-1) < lengths.unsqueeze(-1)
+        fields = self._fields(
+            lambda values: torch.full(mask.shape, fill, dtype=values.dtype).masked_scatter(mask, values)
         )
+        return TokenBatch.from_padded(response_mask=mask, **fields), mask
 
     def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Evidence, perhaps changed, and ids in fresh memory, as the fields of a batch."""
+        """Evidence, changed, and ids in fresh memory, as the fields of a batch."""
         columns: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
         extra = {name: columns.pop(name) for name in sorted(columns) if name not in {*BASICS, "advantages", *SIGNALS}}
         columns |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
@@ -120,17 +142,14 @@ class Step:
         """Some of the sequences, renumbered, with their ids."""
         if self.layout is None and list(chosen) == list(self.units):
             return self
-        number = self._numbers(chosen)[self.sequence]
-        return self._take(self.indices(chosen), number, torch.tensor(list(chosen), dtype=torch.int64))
+        return self._take(self.indices(chosen), chosen)
 
     def shuffled(self, seed: int) -> tuple[Step, Tensor]:
         """Tokens and sequences in another order, and the ``(n,)`` order of the tokens."""
         draw = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(self.sequence_ids), generator=draw)
-        if self.layout is not None:
-            return self.rows(rows.tolist()), self.indices(rows.tolist())
-        tokens = torch.randperm(len(self), generator=draw)
-        return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
+        rows = torch.randperm(len(self.sequence_ids), generator=draw).tolist()
+        tokens = torch.randperm(len(self), generator=draw) if self.layout is None else self.indices(rows)
+        return self._take(tokens, rows), tokens
 
     def laid_out(self, seed: int) -> Step:
         """With an odd seed built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
@@ -185,71 +204,46 @@ class Step:
         )
         return replace(self, evidence=evidence, live=live)
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Evidence by name, and live outputs as ``live_<name>``."""
+        return {**self.evidence, **{f"live_{name}": values for name, values in self.live.items()}}
+
     def tokens(self) -> list[list[dict[str, float]]]:
-        """For oracles: the tokens of each sequence as plain numbers, live outputs as ``live_<name>``."""
-        columns = {**self.evidence, **{f"live_{name}": values for name, values in self.live.items()}}
-        rows: list[list[dict[str, float]]] = [[] for _ in self.sequence_ids]
+        """For oracles: the tokens of each sequence as plain numbers, by the names of :attr:`columns`."""
+        columns, rows = self.columns, [list[dict[str, float]]() for _ in self.units]
         for token, row in enumerate(self.sequence.tolist()):
             rows[row].append({name: float(values[token]) for name, values in columns.items()})
         return rows
-
-    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, Tensor]:
-        """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
-
-        Args:
-            seed: the seed of the amount of padding before, between and after the tokens of a row.
-            fill: the value of padding.
-
-        Returns:
-            The batch, and the ``(S, T)`` mask.
-        """
-        draw = torch.Generator().manual_seed(seed)
-        rows = len(self.sequence_ids)
-        lengths = torch.bincount(self.sequence, minlength=rows)
-        width = int(lengths.max()) if rows else 0
-        width += max(1, int(torch.randint(1, 4, (), generator=draw)), width // 8)
-        # choose as many columns of each row as it has tokens, with gaps before, between and after them
-        chosen = torch.rand((rows, width), generator=draw).argsort(-1).argsort(-1) < lengths.unsqueeze(-1)
-        cells = chosen.reshape(-1).nonzero().squeeze(-1)
-        order = (self.sequence * (int(self.position.max()) + 1 if len(self) else 1) + self.position).argsort()
-
-        def lay(values: Tensor) -> Tensor:
-            flat = torch.full((rows * width,), fill, dtype=values.dtype)
-            return flat.index_copy(0, cells, values[order]).view(rows, width)
-
-        return TokenBatch.from_padded(response_mask=chosen, **self._fields(lay)), chosen
 
     def _numbers(self, chosen: Sequence[int]) -> Tensor:
         number = torch.full((len(self.sequence_ids),), -1)
         number[list(chosen)] = torch.arange(len(chosen))
         return number
 
-    def _take(self, tokens: Tensor, sequence: Tensor, rows: Tensor) -> Step:
+    def _take(self, tokens: Tensor, rows: Sequence[int]) -> Step:
         return replace(
             self._each(lambda values: values[tokens]),
-            sequence=sequence[tokens],
+            sequence=self._numbers(rows)[self.sequence[tokens]],
             position=self.position[tokens],
-            sequence_ids=self.sequence_ids[rows],
-            group_ids=self.group_ids[rows],
+            sequence_ids=self.sequence_ids[list(rows)],
+            group_ids=self.group_ids[list(rows)],
         )
 
 
-def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme: bool = False) -> Step:
+def draw_step(number: int, size: int, extra: Sequence[str] = (), *, extreme: bool = False) -> Step:
     """One of the small optimizer steps, the same for the same number.
 
     Args:
         number: the number of the step.
-        extra: names of user-defined signals to draw, see :func:`make_step`.
         size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
+        extra: names of user-defined signals to draw, see :func:`make_step`.
         extreme: whether values go as far as numbers can, see :func:`make_step`.
     """
-    draw = random.Random(number)
-    kind, longest = draw.choice(KINDS), min(8, 1 + size)
-    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, longest)
-    lengths = [1] if kind == "one token" else [draw.randint(1, longest) for _ in range(rows)]
-    if kind == "empty rows":
-        lengths = [0 if row % 2 else length for row, length in enumerate(lengths)]
-    return make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
+    draw, longest = random.Random(number), min(8, 1 + size)
+    lengths = [draw.randint(0, longest) for _ in range(draw.randint(1, longest))]
+    lengths[0] += sum(lengths) == 2  # two tokens have one covariance, of which rounding would choose
+    return make_step(KINDS[number % len(KINDS)], lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
 
 
 def large_step(extra: Sequence[str] = ()) -> Step:
@@ -274,61 +268,52 @@ def make_step(
     """
     rng = torch.Generator().manual_seed(seed)
     count, rows = sum(lengths), len(lengths)
+    sequence = torch.repeat_interleave(torch.arange(rows), torch.tensor(list(lengths), dtype=torch.int64))
+    position = torch.arange(count) - torch.searchsorted(sequence, sequence)
 
-    def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count, generator=rng, dtype=torch.float64)
+    def uniform(low: float, high: float, *size: int) -> Tensor:
+        return low + (high - low) * torch.rand(size or (count,), generator=rng, dtype=torch.float64)
 
     def normal(scale: float) -> Tensor:
         return scale * torch.randn(count, generator=rng, dtype=torch.float64)
 
-    rare = torch.rand(count, generator=rng) < 0.4
-    deepest = -80.0 if extreme else -8.0
-    logprobs = torch.where(rare, uniform(deepest, -4.0), uniform(-2.0, -0.01))
+    rare = uniform(0, 1) < 0.4
+    logprobs = torch.where(rare, uniform(-80.0 if extreme else -8.0, -4.0), uniform(-2.0, -0.01))
     if kind == "no rare token":
         logprobs = uniform(-0.5, -0.01)
     entropies = torch.where(rare, uniform(0.0, 0.3), uniform(0.0, 2.5))
     if kind == "tied":
         logprobs, entropies = (logprobs * 2).round() / 2, (entropies * 4).round() / 4
     if extreme:
-        entropies = torch.where(torch.rand(count, generator=rng) < 0.3, torch.zeros_like(entropies), entropies)
-        entropies = torch.where(torch.rand(count, generator=rng) < 0.1, entropies + 12.4, entropies)
-    drift, lag = normal(30.0 if extreme else 0.3), normal(0.1)
-    sequence = torch.repeat_interleave(torch.arange(rows), torch.tensor(list(lengths), dtype=torch.int64))
-    per_row = torch.randn(rows, generator=rng, dtype=torch.float64)
-    per_row[torch.rand(rows, generator=rng) < 0.2] = 0.0
-    advantages = normal(1.0) if kind == "per token" else per_row[sequence]
-    advantages = _ADVANTAGES.get(kind, torch.clone)(advantages)
-    largest = torch.maximum(logprobs, uniform(-2.0, -0.01))
-    mass = uniform(-0.2, -0.001)
+        entropies = torch.where(uniform(0, 1) < 0.3, 0.0, torch.where(uniform(0, 1) < 0.1, 12.4, entropies))
+    advantages = normal(1.0)
+    if kind != "per token":
+        earned = torch.randn(rows, generator=rng, dtype=torch.float64)
+        advantages = torch.where(uniform(0, 1, rows) < 0.2, 0.0, earned)[sequence]
     evidence = {
-        "old_logprobs": (logprobs + lag).clamp(max=0.0),
         "logprobs": logprobs,
-        "advantages": advantages,
+        "advantages": _ADVANTAGES.get(kind, torch.clone)(advantages),
         "entropies": entropies,
-        "ref_logprobs": (logprobs + normal(0.5)).clamp(max=0.0),
-        "rollout_logprobs": (logprobs + normal(0.01)).clamp(max=0.0),
-        "max_logprobs": largest,
-        "log_kept_mass": mass,
+        **{name: (logprobs + normal(scale)).clamp(max=0.0) for name, scale in _DISTANCES.items()},
+        "max_logprobs": torch.maximum(logprobs, uniform(-2.0, -0.01)),
+        "log_kept_mass": uniform(-0.2, -0.001),
+        "log_support_mass": uniform(-0.3, 0.0),
         "sum_p_sq": uniform(0.001, 1.0),
+        "truncated": (uniform(0, 1, rows) < 0.3)[sequence].double(),
+        "branch": (uniform(0, 1, rows) < 0.4)[sequence].double(),
+        "lag": uniform(0, 4, rows)[sequence].floor(),
+        "block_ids": torch.where(position % 5 == 4, -1.0, (position // 3).double()),
+        "turn": (position // 3).double(),
+        "turn_reward": uniform(0, 4, rows, 1 + max(lengths, default=0) // 3).floor()[sequence, position // 3],
         **{name: normal(1.0) for name in extra},
     }
-    position = torch.cat([torch.arange(length) for length in lengths]) if count else torch.zeros(0, dtype=torch.int64)
-    evidence["truncated"] = (torch.rand(rows, generator=rng) < 0.3)[sequence].double()
-    evidence["branch"] = (torch.rand(rows, generator=rng) < 0.4)[sequence].double()
-    evidence["block_ids"] = torch.where(position % 5 == 4, -1.0, (position // 3).double())
+    live_logprobs = (logprobs + normal(30.0 if extreme else 0.3)).clamp(max=0.0)
     live = {
-        "logprobs": (logprobs + drift).clamp(max=0.0),
+        "logprobs": live_logprobs,
         "entropies": entropies + uniform(0.0, 0.1),
-        "log_kept_mass": mass * 1.1,
+        "log_kept_mass": 1.1 * evidence["log_kept_mass"],
+        # at least the probability of the token itself, which the sampler kept
+        "log_support_mass": torch.maximum(live_logprobs, 1.1 * evidence["log_support_mass"]),
+        "teacher_divergence": uniform(0.0, 2.0),
     }
-    # drawn last, so that everything else in a step stays what it was without these signals
-    evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
-    evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
-    evidence["log_support_mass"] = uniform(-0.3, 0.0)
-    # at least the probability of the token itself, which the sampler kept
-    live["log_support_mass"] = torch.maximum(live["logprobs"], 1.1 * evidence["log_support_mass"])
-    evidence["turn"] = (position // 3).double()
-    rewards = torch.rand((rows, 1 + int(position.max()) // 3 if count else 1), generator=rng, dtype=torch.float64)
-    evidence["turn_reward"] = (4 * rewards).floor()[sequence, position // 3]
-    live["teacher_divergence"] = uniform(0.0, 2.0)
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

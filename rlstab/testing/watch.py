@@ -40,8 +40,7 @@ class ReadOnly:
             current = tensor.detach()
             if tensor._version != version or bool(((current != before) & (before == before)).any()):
                 raise BrokenLaw(
-                    f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_; "
-                    f"torch.where, not x[i] = ..."
+                    f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_."
                 )
 
 
@@ -56,8 +55,7 @@ class Wide(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("quantile", "nanquantile"):
             raise BrokenLaw(
-                "it calls torch.quantile, which refuses more than 2^24 values and sees only those of one part. Use "
-                "Pool.quantile in `measure`."
+                "it calls torch.quantile, which sees only the values of one part. Use Pool.quantile in `measure`."
             )
         result = func(*args, **(kwargs or {}))
         for value in (*args, result):
@@ -84,8 +82,7 @@ class Shared:
         for name, current in _shared().items():
             if current != self.before[name]:
                 raise BrokenLaw(
-                    f"it used or changed {name}, which the whole process shares. Leave it alone; random numbers come "
-                    f"from batch.uniform(seed)."
+                    f"it used or changed {name}, which the process shares. Random numbers come from batch.uniform."
                 )
 
 

@@ -13,8 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlstab.core.saved_state import dump_state, load_state
-from rlstab.errors import CheckpointError, ConfigError, reason
-from rlstab.files import checksum_of_file
+from rlstab.errors import CheckpointError
+from rlstab.files import checksum_of_file, filesystem_errors
 from rlstab.hub import first_line
 from rlstab.safe_read import read_json
 from rlstab.train.engine import Engine, as_shard_of, gathered
@@ -61,7 +60,7 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     """
     accelerator, saved = engine.accelerator, progress.saved(engine.policy.pad_id)
     main, final, writing = accelerator.is_main_process, folder / f"rollout-{progress.rollouts:06d}", folder / _WRITING
-    with filesystem_errors(final, CheckpointError):
+    with filesystem_errors(final, CheckpointError, (OSError, SafetensorError)):
         try:
             if main:
                 shutil.rmtree(writing, ignore_errors=True)  # left by a kill
@@ -173,18 +172,6 @@ def remove(path: Path) -> None:
     for folder in sorted({path, *(path / parent for name in listed for parent in Path(name).parents)}, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
-
-
-@contextmanager
-def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = ConfigError) -> Iterator[None]:
-    """Turn an error of the file system into an error of rlstab that names the file and the reason."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise kind(
-            f"{getattr(error, 'filename', None) or path} cannot be written: {reason(error)}. Fix that and continue: "
-            f"`rlstab train` with --resume, `rlstab bench` with --retry."
-        ) from error
 
 
 def _index(path: Path) -> dict[str, Any]:

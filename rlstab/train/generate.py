@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,28 +23,36 @@ from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
-from rlstab.core.objective import active_methods
 from rlstab.core.stats import Settled
 from rlstab.core.turns import turns_of
-from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError
+from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
 from rlstab.models.decoding import Decoder
 from rlstab.models.policy import Policy
-from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
+from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Block, Example, Task
-from rlstab.tasks.attempts import attempt, offers
-from rlstab.tasks.blocks import block_evidence, checked_blocks, require_blocks
+from rlstab.tasks.evidence import (
+    BLOCKS,
+    attempt,
+    block_evidence,
+    checked_blocks,
+    offers,
+    reply_tokens,
+    turn_evidence,
+)
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
-from rlstab.tasks.turns import reply_tokens, turn_evidence
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
 
 #: The seed of evaluations, so that their random numbers are not those of training.
 EVALUATION_SEED = 1_000_003
+
+#: Evidence that holds each reward of the run separately.
+REWARDS = frozenset({"reward_parts", "reward_weights"})
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
@@ -111,41 +119,6 @@ class Generator:
         """Whether the task is asked for blocks; where only a method reads them, a user-defined signal may give them."""
         by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
         return bool(self.stages.needs & BLOCKS) or by_method
-
-    def require_task(self) -> None:
-        """Check that the task provides the blocks and turns that are read, and nothing that they do not allow.
-
-        Raises:
-            MissingSignal: the task has no blocks, no turns, or no rewards of turns.
-            ConfigError: blocks are read of responses with several turns; or the task is flaky, which affects neither
-                rewards of blocks nor those of turns.
-        """
-        name, several_turns, flaky = self.task.name, offers(self.task, "reply"), flaky_share(self.task)
-        if self.blocks:
-            stage = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
-            require_blocks(self.task, stage or "the method that reads 'block_ids'")
-            if stage and flaky:
-                raise ConfigError(
-                    f"{stage} reads the rewards of blocks, of which '{name}' loses none. Set task.flaky to 0."
-                )
-            if several_turns:
-                raise ConfigError(f"blocks are read, and responses of '{name}' have several turns. Read turns.")
-        for reader in (*active_methods(self.run.composition), *self.stages):
-            read = reader.needs & TURNS
-            if read and not several_turns:
-                raise MissingSignal(
-                    f"'{reader.name}' reads '{min(read)}', and responses of '{name}' have one turn. Give the task "
-                    f"`reply`, see rlstab.tasks.HasTurns."
-                )
-            if "turn_reward" in read and not offers(self.task, "turn_rewards"):
-                raise MissingSignal(
-                    f"'{reader.name}' reads 'turn_reward', and '{name}' rewards no turns. Give the task "
-                    f"`turn_rewards`, see rlstab.tasks.HasTurns."
-                )
-            if read and flaky:
-                raise ConfigError(
-                    f"'{reader.name}' reads turns, whose rewards '{name}' does not lose. Set task.flaky to 0."
-                )
 
     def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
         """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
@@ -499,21 +472,3 @@ def provided(provider: SignalProvider, caller: str, rollout: Rollout) -> Tensor:
     if bad:
         raise NonFinite(f"{caller} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
     return values
-
-
-# -- what is refused before anything is sampled ----------------------------------------------------------------------
-
-#: Evidence given by a task that knows blocks.
-BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
-
-#: Evidence given by a task of several turns.
-TURNS = frozenset({"turn", "turn_reward", "turn_rewards", "turn_states"})
-
-#: Evidence that holds each reward of the run separately.
-REWARDS = frozenset({"reward_parts", "reward_weights"})
-
-
-def require_provider_names(signals: Mapping[str, Any]) -> None:
-    """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
-    for name in sorted(signals.keys() & (TRAINER_SIGNALS - {"teacher_logprobs"} | {"old_logprobs", "advantages"})):
-        raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")

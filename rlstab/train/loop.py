@@ -41,14 +41,14 @@ from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command, say
 from rlstab.core.comm import Comm, LocalComm, TorchComm
+from rlstab.core.method_checks import LIVE
 from rlstab.core.objective import active_methods, require_signals
-from rlstab.core.validate import LIVE
-from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
+from rlstab.errors import ConfigError, FitWarning, MissingSignal, ModelError, NonFinite, RlstabError
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_saved, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_saved
 from rlstab.models.sampler_weights import Sampler
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
@@ -57,12 +57,13 @@ from rlstab.stages.pipeline import unmet
 from rlstab.summary import summary
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
+from rlstab.tasks.evidence import require_evidence
 from rlstab.tasks.rewards import build_rewards
 from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
-from rlstab.train.generate import Generator, SignalProvider, require_provider_names
+from rlstab.train.generate import Generator, SignalProvider
 from rlstab.train.learn import Learner
 from rlstab.train.other_models import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
@@ -137,7 +138,8 @@ def train(
         Stopped: SIGINT or SIGTERM ended the run after a checkpoint. It is a KeyboardInterrupt.
     """
     console, signals = console or Terminal(stderr=True), dict(signals or {})
-    require_provider_names(signals)
+    for name in sorted(signals.keys() & (TRAINER_SIGNALS - {"teacher_logprobs"} | {"old_logprobs", "advantages"})):
+        raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")
     require_signals(
         run.composition,
         provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
@@ -211,7 +213,11 @@ class Trainer:
         policy = load_policy(
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=self.latest
         )
-        require_trainable(policy, run.model.name)
+        if not any(weight.requires_grad for weight in policy.model.parameters()):
+            raise ModelError(
+                f"no weight of '{run.model.name}' requires a gradient, so nothing can be trained. Give a model in a "
+                f"floating-point format, or put an adapter on it with model.adapter."
+            )
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
@@ -228,7 +234,7 @@ class Trainer:
         self.generator = Generator(
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
-        self.generator.require_task()
+        require_evidence(run, self.task, signals)
         self.learner = Learner(self.engine, run, comm, main=self.main, lessons=lessons)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps

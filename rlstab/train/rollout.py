@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.method import State
-from rlstab.models.policy import Sequences, joined_rows
+from rlstab.core.padding import joined_rows
+from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 

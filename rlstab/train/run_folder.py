@@ -7,12 +7,10 @@ wrote are moved or removed: those that are named here, and those that a checkpoi
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,9 +20,9 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from accelerate import Accelerator
+from filelock import BaseFileLock
 
 import rlstab
 from rlstab.config.document import Document
@@ -35,13 +33,12 @@ from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.core.compose import walk
 from rlstab.core.metadata import idle_evidence
 from rlstab.errors import CheckpointError, ConfigError
-from rlstab.files import replace_file
+from rlstab.files import filesystem_errors, locked, replace_file
 from rlstab.record.writer import remove_dump
 from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, LOCK, METRICS, SAMPLES
-from rlstab.safe_read import read_json, read_object
+from rlstab.safe_read import plain, read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
-from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
 JOURNALS = (METRICS, SAMPLES)
@@ -84,7 +81,7 @@ class RunFolder:
         self._about: dict[str, Any] = {}
         self._kept: dict[str, int | None] = {}  # bytes of the journals at the checkpoint to continue from
         self._examples: str | None = None
-        self._lock: filelock.BaseFileLock | None = None
+        self._lock: BaseFileLock | None = None
         if resume and overwrite:
             raise ConfigError("resume and overwrite exclude each other: one continues the run, the other replaces it.")
         try:
@@ -115,17 +112,8 @@ class RunFolder:
             raise ConfigError(
                 f"tracking.out: {str(self.path)!r} is not a path: {error}. Write the name of a folder."
             ) from error
-        lock, self._new_lock = filelock.FileLock(self.path / LOCK, timeout=0), not lexists(self.path / LOCK)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            self._made.clear()
-            raise ConfigError(
-                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). End it, or set "
-                f"another tracking.out."
-            ) from None
-        self._lock = lock
-        (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        self._new_lock = not lexists(self.path / LOCK)
+        self._lock = locked(self.path, "End it, or set another tracking.out.").lock
 
     def close(self) -> None:
         """Unlock the folder; after a failed start, remove the folders that it made."""
@@ -225,7 +213,9 @@ class RunFolder:
                 remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             for name in JOURNALS:
-                _cut(self.path / name, self._kept.get(name, 0))
+                path, size = self.path / name, self._kept.get(name, 0)
+                if path.is_file():  # cut to these bytes, without a line that was cut off
+                    os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)
             identity = self.identity()
             del identity["settings"], identity["journals"]
             self._about = {**identity, "saved": self.start is not None, **about}
@@ -357,10 +347,7 @@ def _came_far(folder: Path) -> bool:
 
 def line(record: Mapping[str, Any]) -> str:
     """A record as a line of JSON; numbers that are NaN or Inf, which JSON lacks, become null."""
-    plain = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -371,9 +358,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         for record in records
         if type(record.get("rollout")) is int
     ]
-
-
-def _cut(path: Path, size: int | None) -> None:
-    """Cut a file to a number of bytes, and remove a line that was cut off."""
-    if path.is_file():
-        os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)

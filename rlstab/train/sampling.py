@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from rlstab.core.padding import padded
 from rlstab.models.decoding import Decoder
-from rlstab.models.policy import widened_list
+from rlstab.models.policy import FILLS
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
@@ -105,24 +105,22 @@ def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: De
     room, ids_of_rows = decoder.settings.max_new_tokens - lengths, rollout.sequence_ids[rows]
     # a stop text of the turn before does not end this one
     out = decoder.batch(ids, mask, torch.arange(len(rows)), ids_of_rows, room, [()] * len(rows))
-    added = out.sequences.response_ids.shape[1]
-    wider = 0, max(0, int(lengths.max()) + added - rollout.response_ids.shape[1])
-    response_ids = pad(rollout.response_ids, wider, value=policy.pad_id)
-    response_mask = pad(rollout.response_mask, wider)
-    lists, added_lists = rollout.sequences.lists, out.sequences.lists
-    lists = {
-        name: widened_list(name, values, response_ids.shape[1], max(values.shape[2], added_lists[name].shape[2]))
-        for name, values in lists.items()
+    columns = lengths.unsqueeze(1) + torch.arange(out.sequences.response_ids.shape[1])
+    length = max(rollout.response_ids.shape[1], int(columns.max()) + 1)
+
+    def with_answers(values: Tensor, answers: Tensor, fill: float = 0) -> Tensor:
+        """``(R, length, ...)`` values with those of the answers after the tokens that these begin with."""
+        shape = [max(sizes) for sizes in zip(values.shape[2:], answers.shape[2:], strict=True)]
+        wider = padded(values, (length, *shape), fill)
+        wider[rows.unsqueeze(1), columns] = padded(answers, (columns.shape[1], *shape), fill)
+        return wider
+
+    fills = FILLS | {"response_ids": policy.pad_id}
+    responses = {
+        name: with_answers(values, out.sequences.responses[name], fills.get(name, 0))
+        for name, values in rollout.sequences.responses.items()
     }
-    signals = {name: pad(values, wider) for name, values in rollout.signals.items()}
-    for index, (row, tokens) in enumerate(begun.items()):
-        response_ids[row, : len(tokens)] = torch.tensor(tokens)
-        span = slice(len(tokens), len(tokens) + added)
-        response_ids[row, span] = out.sequences.response_ids[index]
-        response_mask[row, span] = out.sequences.response_mask[index]
-        for name, values in added_lists.items():
-            lists[name][row, span, : values.shape[2]] = values[index]
-        for name, values in signals.items():
-            values[row, span] = out.signals[name][index]
-    sequences = replace(rollout.sequences, response_ids=response_ids, response_mask=response_mask, **lists)
-    return replace(rollout, sequences=sequences, signals=signals), out.ended
+    for row, tokens in begun.items():
+        responses["response_ids"][row, : len(tokens)] = torch.tensor(tokens)
+    signals = {name: with_answers(values, out.signals[name]) for name, values in rollout.signals.items()}
+    return replace(rollout, sequences=replace(rollout.sequences, **responses), signals=signals), out.ended

@@ -10,11 +10,13 @@ from torch import Tensor
 from rlstab import NOTHING, About, Mean, NoOpAt, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
 
-#: Distance of a token from the sampler, by the log-ratio.
-_DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "k2": lambda gap: gap.square() / 2,
-    "k3": lambda gap: gap.expm1() - gap,
-    "error": lambda gap: gap.abs().exp(),
+#: Distance of a token from the sampler, by the log-ratio and both probabilities, that of the old policy first.
+_DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "k2": lambda gap, p, q: gap.square() / 2,
+    "k3": lambda gap, p, q: gap.expm1() - gap,
+    "error": lambda gap, p, q: gap.abs().exp(),
+    "tv": lambda gap, p, q: (p - q).abs(),
+    "kl": lambda gap, p, q: q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log(),
 }
 #: Settings that reject tokens or responses if they are set.
 _REJECTS = ("keep_low", "keep_high", "veto", "max_divergence")
@@ -246,15 +248,9 @@ class ImportanceCorrection(TokenObjective):
     def _within(self, batch: TokenBatch, gap: Tensor, bound: float) -> Tensor:
         """``(S,)`` bool: the responses whose divergence is at most ``bound``."""
         statistic, measure = self.divergence.split("_")
-        if measure in _DIVERGENCES:
-            divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-        else:
-            logs = batch.old_logprobs.double(), batch.signal("rollout_logprobs").double()
-            p, q = (log.exp().clamp(1e-6, 1 - 1e-6) for log in logs)
-            if measure == "tv":
-                divergence = (p - q).abs()
-            else:
-                divergence = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+        logs = batch.old_logprobs.double(), batch.signal("rollout_logprobs").double()
+        p, q = (log.exp().clamp(1e-6, 1 - 1e-6) for log in logs)
+        divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), p, q)
         if statistic == "mean":
             return batch.sequence_mean(divergence) <= bound
         return batch.sequence_total(divergence > bound) == 0

@@ -193,7 +193,10 @@ class LpReg(TokenObjective):
         if self.ratio_cap is not None:
             bounds = Bounds(1.0, self.ratio_cap - 1, self.ratio_cap if self.form == "paper" else None)
         if self.form == "paper":
-            penalty = Penalty(self.coefficient, _forward_kl, selected, reads=self.live_needs)
+            # KL(proxy || policy) = -ln Z when the proxy is the policy filtered, and so is its gradient, policy - proxy
+            penalty = Penalty(
+                self.coefficient, lambda policy, _: -policy.signal("log_kept_mass"), selected, reads=self.live_needs
+            )
             return Terms(penalties={"": penalty}, bounds=bounds, report=report)
 
         proxy = batch.logprobs - batch.signal("log_kept_mass")
@@ -204,8 +207,3 @@ class LpReg(TokenObjective):
 
         penalty = Penalty(self.coefficient, pull, selected)
         return Terms(penalties={"": penalty}, unclipped=selected, bounds=bounds, report=report)
-
-
-def _forward_kl(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-    # KL(proxy || policy) = -ln Z when the proxy is the policy filtered, and so is its gradient, policy - proxy
-    return -policy.signal("log_kept_mass")

@@ -5,7 +5,6 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import About, Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.terms import Totals
 
 
 class WAPO(TokenObjective):
@@ -113,12 +112,10 @@ class WAPO(TokenObjective):
         winners = stat.grouped("winners")
         groups = winners.totals.count_nonzero().clamp(min=1)
         sizes = winners.count(batch.spread(batch.group_ids))
-
-        def over_groups(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
-            return 1 / (groups * self.length * sizes)
-
+        factors = 1 / (groups * self.length * sizes)
         report = {"winners": Mean.of(_won(batch), batch.lengths > 0), "groups": Mean.of(winners.totals > 0)}
-        return Terms(weight=batch.rewarded.to(batch.advantages.dtype), aggregate=over_groups, report=report)
+        weight = batch.rewarded.to(batch.advantages.dtype)
+        return Terms(weight=weight, aggregate=lambda *_: factors, report=report)
 
 
 def _won(batch: TokenBatch) -> Tensor:

@@ -206,7 +206,7 @@ class Completions(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         ids, logprobs, draw = list(asked["prompt"]), list[float](), torch.Generator().manual_seed(asked["seed"])
-        policy = self.server.policy  # type: ignore[attr-defined]
+        policy = self.server.policy  # type: ignore[attr-defined]  # put there below
         while len(logprobs) < asked["max_tokens"] and (not logprobs or ids[-1] != jobs.EOS):
             with torch.no_grad():
                 values = policy(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
@@ -235,7 +235,7 @@ def run_with_server(folder: Path, patch: Any, objective: Any, **given: Any) -> d
 
     patch.setattr(async_rollout_worker, "is_vllm_available", lambda *_: True)  # the server is not vLLM
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Completions)
-    server.policy = jobs.model()  # type: ignore[attr-defined]
+    server.policy = jobs.model()  # type: ignore[attr-defined]  # read by each request
     threading.Thread(target=server.serve_forever, daemon=True).start()
     chat = tokenizer()
     chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"

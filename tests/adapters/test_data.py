@@ -100,7 +100,7 @@ def test_everything_that_can_be_said_is_exact(times: int) -> None:
     methods += [r.within(r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0))]
     alone = [own if "bounds" in own.writes or HOST.refuses(own) else compose(own, clip) for own in methods]
     presets = [preset.objective for preset in PRESETS.values()]
-    said = [own for own in (*alone, *presets, *random_compositions(150, seed=4)) if HOST.refuses(own) is None]
+    said = [own for own in (*alone, *presets, *random_compositions(75 * times, seed=4)) if HOST.refuses(own) is None]
     assert len(said) >= 40
     for number, own in enumerate([*said, *said[::-1]][: times * len(said)]):
         step = step_of(KINDS[number % len(KINDS)], seed=number)
@@ -199,7 +199,7 @@ def test_what_the_host_has_to_be_set_to() -> None:
     assert DataLevel(PRESETS["justrl"].objective).loss == LossSettings(0.2, 0.28, 10.0, HostMean())
     assert DataLevel(compose(r.EntropyShaping())).loss == LossSettings(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"over = 'rows'"):
-        HostMean("rows")  # type: ignore[arg-type]
+        HostMean("rows")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):
         DataLevel(STACK).step([step_of().batch()])
 

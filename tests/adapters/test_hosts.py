@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenObjective, compose
-from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
 from rlstab.adapters.host_settings import misfits, require_one_correction
+from rlstab.adapters.objective_state import RECORD, keep_state, restore_state
 from rlstab.adapters.releases import check_methods, checksum
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
@@ -25,7 +25,7 @@ from tests.core.methods import PassRate
 def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
     def wrong(objective: TokenObjective, **given: Any) -> list[str]:
         settings = trl_settings(objective) if "beta" in given else verl_settings(objective)
-        return misfits(given.get, {}, {name: settings[name] for name in given})[0]
+        return [sentence for sentence, _ in misfits(given.get, {}, {name: settings[name] for name in given}).values()]
 
     to_reference = KLPenalty(coefficient=0.3, estimator="k3_unbiased")
     for anchor in ("rollout", "old"):

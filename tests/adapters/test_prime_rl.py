@@ -186,7 +186,7 @@ def test_signals_that_are_missing_are_refused() -> None:
         by_prime(custom([CLIP, {"name": "entropy_bonus"}]), rows)
     without = rows | {"ref_logprobs": [None] * len(LENGTHS)}
     with pytest.raises(MissingSignal, match="ref_logprobs"):
-        by_prime(custom(OBJECTIVES["kl"]), without)  # type: ignore[arg-type]
+        by_prime(custom(OBJECTIVES["kl"]), without)  # type: ignore[arg-type]  # prime-rl's None for a missing one
     rows["advantages"][1] = torch.full((LENGTHS[1],), torch.nan)
     with pytest.raises(NonFinite, match="advantages"):
         by_prime(custom([CLIP]), rows)

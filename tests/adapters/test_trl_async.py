@@ -77,9 +77,9 @@ def test_versions_reach_max_lag(tmp_path: Path) -> None:
 def test_each_response_keeps_its_number_group_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[Any] = []
 
-    def planned(step: Any, evidence: Any) -> None:
-        parts.extend(batch for batch, _ in evidence)
-        plan_step(step, evidence)
+    def planned(step: Any, batches: Any) -> None:
+        parts.extend(batches)
+        plan_step(step, batches)
 
     monkeypatch.setattr(hooks, "plan_step", planned)
     run(tmp_path, [CLIP, {"name": "truncated_mask"}], max_steps=1, **FOUR)

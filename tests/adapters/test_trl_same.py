@@ -25,7 +25,7 @@ from rlstab.errors import ConfigError, HostError, OutOfRange
 from rlstab.hosts import facts
 from rlstab.visible import in_error
 from tests.adapters.jobs import farthest, largest, model, same_weights
-from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, tokenizer, trainer_of
+from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -36,18 +36,7 @@ SEQUENCE = {"importance_sampling_level": "sequence"}
 
 def trained(kind: Any, folder: Path, *, given: Any = None, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A trainer of this class after its run on fixed responses, and its steps."""
-    trainer = kind(
-        **{
-            "model": model(),
-            "reward_funcs": reward,
-            "args": config(folder, **changes),
-            "train_dataset": prompts(),
-            "eval_dataset": prompts(4),
-            "processing_class": tokenizer(),
-            "rollout_func": sampler(),
-            **(given or {}),
-        }
-    )
+    trainer = trainer_of(folder, kind=kind, extra=given, **changes)
     steps = recorder(trainer)
     trainer.train()
     return trainer, steps
@@ -117,7 +106,7 @@ def test_settings_together_train_as_trl_does(settings: Any, bound: float, tmp_pa
 
 
 def test_every_text_that_trl_compares_is_known() -> None:
-    source = inspect.getsource(inspect.getmodule(GRPOTrainer))  # type: ignore[arg-type]
+    source = inspect.getsource(inspect.getmodule(GRPOTrainer))  # type: ignore[arg-type]  # never None for a class of a file
     for name, values in facts("trl")["values"].items():
         compared = re.findall(rf"self\.{name} (?:==|!=|in) (\[[^]]*\]|\"\w+\")", source)
         assert {text for each in compared for text in re.findall(r"\w+", each)} == set(values) - {True, False}, name
@@ -412,7 +401,7 @@ def test_a_subclass_with_a_batch_and_a_forward_of_its_own(
             return before(self, *args, **kwargs)
 
         patched.__module__ = "trl.patched"
-        patched.__wrapped__ = before  # type: ignore[attr-defined]
+        patched.__wrapped__ = before  # type: ignore[attr-defined]  # as functools.wraps sets it
         monkeypatch.setattr(GRPOTrainer, NAME, patched)
     else:
         setattr(Takes, NAME, named if kind == "named" else noted)

@@ -199,7 +199,7 @@ def test_turns_follow_from_the_response_mask_of_the_agent_loop() -> None:
     ):
         mask[1:2] = sampled[1:2] = 0  # as verl's agent loops write what a tool said
     mini = MiniBatch.of(batch_of(rolled, 0, 1), "cpu", {jobs.EOS})
-    batch, _ = mini.batch(SimpleNamespace(needs=frozenset({"turn"})))
+    batch = mini.batch(SimpleNamespace(needs=frozenset({"turn"})))
     assert torch.equal(batch.signal("turn"), (batch.position > 0).float())
     with pytest.raises(MissingSignal, match="'turn_credit' reads 'turn_reward'"):
         require_from(composed(settings(Path())).actor_rollout_ref, load_objective(["clip_higher", "turn_credit"]))

@@ -136,7 +136,7 @@ def tensors_of(rollout: Any) -> Any:
 
 def signals_of(data: Any) -> tuple[Any, list[list[float]], list[list[float]]]:
     """The evidence about an update, and the turns and rewards of the tokens of each response."""
-    batch, _ = MiniBatch.of(data, "cpu", {2}).batch(SimpleNamespace(needs=frozenset({"turn", "turn_reward"})))
+    batch = MiniBatch.of(data, "cpu", {2}).batch(SimpleNamespace(needs=frozenset({"turn", "turn_reward"})))
     columns = [batch.signal(name).split(batch.sequence.bincount().tolist()) for name in ("turn", "turn_reward")]
     return batch, *([values.tolist() for values in rows] for rows in columns)
 

@@ -76,9 +76,9 @@ def test_the_example_is_a_launch_that_verl_takes(tmp_path: Path) -> None:
 
 def test_a_launch_finds_what_it_imports() -> None:
     """What both of verl's task runners import, with the extra and the pins of this repository."""
-    import transfer_queue  # noqa: F401
+    import transfer_queue  # noqa: F401  # importing it is the test
     import verl.trainer.main_ppo
-    import verl.trainer.main_ppo_v0  # noqa: F401
+    import verl.trainer.main_ppo_v0  # noqa: F401  # likewise
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     for mode in ("sync", "colocate_async", "separate_async"):

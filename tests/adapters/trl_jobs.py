@@ -88,14 +88,16 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(CHAIN, padding_side="left")
 
 
-def trainer_of(folder: Path, objective: Any = None, *, sampling: Any = None, extra: Any = None, **changes: Any) -> Any:
-    """TRL's trainer, or with an objective the adapter's; ``extra`` are other arguments of the trainer."""
+def trainer_of(
+    folder: Path, objective: Any = None, *, kind: Any = None, sampling: Any = None, extra: Any = None, **changes: Any
+) -> Any:
+    """TRL's trainer, with an objective the adapter's, or a ``kind``; ``extra`` are other arguments of the trainer."""
     from trl import GRPOTrainer
 
     from rlstab.adapters.trl import RLStabGRPOTrainer
 
     chosen = GRPOTrainer if objective is None else partial(RLStabGRPOTrainer, objective=objective)
-    return chosen(
+    return (kind or chosen)(
         **{
             "model": model(),
             "reward_funcs": reward,

@@ -152,8 +152,7 @@ def recorder(actor: Any) -> list[dict[str, Any]]:
     engine, own = actor.engine, actor.engine.optimizer_step.__func__
 
     def optimizer_step(self: Any) -> Any:
-        loss = getattr(actor, "_rlstab_loss", None)
-        steps.append(step_of(self.module, None if loss is None else loss.step))
+        steps.append(step_of(self.module, getattr(actor, "_rlstab_step", None)))
         steps[-1]["rates"] = [group["lr"] for group in self.optimizer.param_groups]
         return own(self)
 

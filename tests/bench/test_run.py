@@ -1,5 +1,6 @@
 """Benches that run: what is skipped, continued, run again, recorded; and workers that leave with their parent."""
 
+import importlib
 import io
 import json
 import os
@@ -33,7 +34,7 @@ from rlstab.config.document import dump
 from rlstab.errors import ConfigError, ScorerError
 from rlstab.train import checkpoint
 from tests.train.forks import forkserver, print_to
-from tests.train.runs import first_layers, forget_newest
+from tests.train.runs import first_layers, forget_newest, printed
 
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
 PRETEND = """
@@ -86,11 +87,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 def console(*, terminal: bool = False) -> Console:
     """One that keeps what is printed."""
     return Console(file=io.StringIO(), force_terminal=terminal, width=200)
-
-
-def printed(where: Console) -> str:
-    assert isinstance(where.file, io.StringIO)
-    return where.file.getvalue()
 
 
 def record(out: Path, name: str) -> dict[str, Any]:
@@ -160,8 +156,11 @@ def test_a_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch
     assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
     assert [run.hash for run in load_bench(tmp_path / "bench.yaml").runs] == [run.hash for run in bench.runs]
     # a report on them reads there what shows that s2t never acted, and does not import torch
-    code = "import sys; from rlstab.cli import main; sys.exit(main(['report', sys.argv[1]]) or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
+    for name in [name for name in sys.modules if re.match(r"(rlstab|torch)(\.|$)", name)]:
+        monkeypatch.delitem(sys.modules, name)
+    assert importlib.import_module("rlstab.cli").main(["report", str(tmp_path)]) == 0
+    assert "torch" not in sys.modules
+    monkeypatch.undo()
     assert "its quantile is 0" in (tmp_path / "report" / "report.md").read_text()
 
 

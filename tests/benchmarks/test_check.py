@@ -7,6 +7,7 @@ from benchmarks.goals import Found, load
 from benchmarks.protocol import Run
 
 
+@pytest.mark.slow
 def test_the_check_fails_where_rows_without_gradient_are_not_left_out(monkeypatch):
     goals = [goal for goal in load() if goal.row in ("3, 20 %", "3, 5 %", "3, 0 %")]
 

@@ -1,5 +1,6 @@
 """Random settings, objectives and runs."""
 
+import string
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -90,7 +91,16 @@ def objectives() -> st.SearchStrategy[Any]:
 
 NUMBERS = st.floats(1e-9, 1e9)
 COUNTS = st.integers(1, 10**6)
-TEXTS = st.text(max_size=12)
+#: What YAML, terminals and files treat differently.
+LETTERS = string.printable + "\0\x1b\x7f\x85\xa0éß\u0301ⅷ\u200b\u2028\u2029\u202e\ufeff\ufffe丁\U0001d7d9\U0010ffff"
+
+
+def texts(size: int, *, every: bool = False) -> st.SearchStrategy[str]:
+    """Of :data:`LETTERS`, or of all of Unicode, which hypothesis takes a second to list in a new clone."""
+    return st.text(max_size=size) if every else st.lists(st.sampled_from(LETTERS), max_size=size).map("".join)
+
+
+TEXTS = texts(12)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),

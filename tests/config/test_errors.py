@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlstab.bench.file import load_bench
-from rlstab.config import load_objective, load_run, suggestions
+from rlstab.config import Document, load_objective, load_run, validation
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import ConfigError, Conflict
 from rlstab.stages import STAGES
@@ -217,10 +217,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_what_that_is(file
 
 
 def test_names_of_other_libraries_lead_to_settings_methods_and_stages_that_exist(file):
-    table = yaml.safe_load((Path(suggestions.__file__).parent / "other_names.yaml").read_text(encoding="utf-8"))
+    table = yaml.safe_load((Path(validation.__file__).parent / "other_names.yaml").read_text(encoding="utf-8"))
     assert set(table["methods"].values()) <= {*METHODS.names(), *STAGES.names()}
     settings = [f"{section}.{key}" for section in ("model", "rollout", "optimisation", "evaluation", "tracking")
-                for key in suggestions.HEADINGS[section].model_fields]  # fmt: skip
+                for key in validation.HEADINGS[section].model_fields]  # fmt: skip
     for name, answer in ((name, text) for names in table["settings"].values() for name, text in names.items()):
         for path in re.findall(r"(?:model|rollout|optimisation|evaluation|tracking)\.[a-z_]+", answer):
             assert path in [*settings, "rollout.chat_template"], name
@@ -329,3 +329,9 @@ def test_a_quoted_number_and_a_near_value_end_with_what_to_write(tmp_path: Path,
     with pytest.raises(ConfigError) as error:
         load_run(path)
     assert str(error.value).split()[-1] == advice if advice else not re.search("quotes:|mean", str(error.value))
+
+
+@pytest.mark.parametrize("line_break", ["\x85", "\u2028", "\u2029"])
+def test_a_line_that_unicode_breaks_is_counted_as_yaml_counts_it(line_break: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f\.yaml:2: not valid YAML"):
+        Document.parse(f"a: 0{line_break}!0!0", "f.yaml")

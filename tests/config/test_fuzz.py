@@ -10,7 +10,7 @@ from rlstab.core.method_settings import settings_of
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
-from tests.config.strategies import PLAIN, search, searched
+from tests.config.strategies import PLAIN, search, searched, texts
 from tests.config.test_errors import CONFLICTS, MISTAKES, UNSEEN
 
 EXAMPLES = [path.read_text() for path in sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))]
@@ -59,7 +59,7 @@ def answers(load, source):
 def test_any_objects(examples):
     search(OBJECTS, examples, lambda data: answers(load_objective, {"objective": data}))
     search(RUNS, examples, lambda data: answers(load_run, {"objective": "s2t", **data}))
-    keys = st.text(max_size=9) | st.sampled_from(["a.b", "rollout.group", "objective", ""])
+    keys = texts(9, every=examples > 99) | st.sampled_from(["a.b", "rollout.group", "objective", ""])
     overrides = st.dictionaries(keys, OBJECTS)
     search(overrides, examples, lambda data: answers(lambda run: load_run(run, data), {"objective": "s2t"}))
 
@@ -84,4 +84,4 @@ def test_any_text_and_any_bytes(tmp_path, examples):
         answers(load_objective, path)
 
     snippets = st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join)
-    search(mutated() | st.text(max_size=60) | snippets | st.binary(max_size=40), 2 * examples, written)
+    search(mutated() | texts(60, every=examples > 99) | snippets | st.binary(max_size=40), 2 * examples, written)

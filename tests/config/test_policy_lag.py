@@ -9,7 +9,7 @@ from rlstab import TokenObjective, observe
 from rlstab.config import dump_run, load_run
 from rlstab.config.document import Document
 from rlstab.config.settings import OldLogprobs, OptimisationSettings
-from rlstab.core.validate import DRIFT
+from rlstab.core.method_checks import DRIFT
 from rlstab.explain.notes import idle_in_run
 from rlstab.zoo import METHODS
 

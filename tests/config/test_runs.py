@@ -7,7 +7,7 @@ from rlstab.config import Document, dump_objective, dump_run, load_objective, lo
 from rlstab.errors import ConfigError
 from rlstab.stages.grpo import GRPO
 from tests.config.strategies import SECTIONS, objectives, search, searched
-from tests.config.test_schema import VALIDATOR
+from tests.config.test_schema import validator
 
 
 def run(**sections):
@@ -26,7 +26,7 @@ def comes_back(drawn):
     loaded = load_run({"objective": written, **sections})
     text = dump_run(loaded)
     data = Document.parse(text, "f.yaml").data
-    assert not [error.message for error in VALIDATOR.iter_errors(data)]
+    assert not [error.message for error in validator().iter_errors(data)]
     again = load_run(data)
     assert again == loaded
     assert again.composition == loaded.composition == objective

@@ -1,6 +1,7 @@
 """The JSON Schema says about a file what the loader says."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -12,28 +13,32 @@ from rlstab.config import Document, json_schema, load_run
 from rlstab.presets import PRESETS
 from tests.config.test_errors import MISTAKES, whole
 
-SCHEMA = json_schema()
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 ROOT = Path(rlstab.__file__).parents[1]
 
 
+@cache
+def validator():
+    return jsonschema.Draft202012Validator(json_schema())
+
+
 def test_it_is_a_valid_schema_whose_references_lead_somewhere():
-    assert SCHEMA["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    for name in SCHEMA["$defs"]:
-        assert f'"#/$defs/{name}"' in json.dumps(SCHEMA)
-    assert json.dumps(SCHEMA).count('"$ref"') == json.dumps(SCHEMA).count('"$ref": "#/$defs/')
+    schema = validator().schema
+    assert schema["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for name in schema["$defs"]:
+        assert f'"#/$defs/{name}"' in json.dumps(schema)
+    assert json.dumps(schema).count('"$ref"') == json.dumps(schema).count('"$ref": "#/$defs/')
 
 
 def test_every_example_and_preset_validates():
     for path in {*(ROOT / "examples").glob("*.yaml")} - {*(ROOT / "examples").glob("bench_*.yaml")}:
-        assert not [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(path.read_text()))], path
+        assert not [error.message for error in validator().iter_errors(yaml.safe_load(path.read_text()))], path
     for name in PRESETS:
-        assert VALIDATOR.is_valid({"objective": [{"preset": name}]})
+        assert validator().is_valid({"objective": [{"preset": name}]})
     for name in rlstab.available():
-        assert VALIDATOR.is_valid({"objective": [name]})
+        assert validator().is_valid({"objective": [name]})
     mine = {"name": "methods.py:Halve", "factor": 1}
-    VALIDATOR.validate({"objective": ["a.py:B", mine], "stages": [mine, "a.py:B"], "task": mine})
+    validator().validate({"objective": ["a.py:B", mine], "stages": [mine, "a.py:B"], "task": mine})
 
 
 GOOD = """
@@ -51,14 +56,14 @@ GOOD = """
 def test_the_loader_takes_what_validates_and_refuses_what_does_not():
     for data in map(yaml.safe_load, GOOD.split("\n")[1:-1]):
         load_run(data)
-        assert not [error.message for error in VALIDATOR.iter_errors(data)], data
+        assert not [error.message for error in validator().iter_errors(data)], data
     with pytest.raises(rlstab.errors.ConfigError):
         load_run({})
-    assert not VALIDATOR.is_valid({})
+    assert not validator().is_valid({})
     for text, _ in MISTAKES:  # the loader refuses them by their line
-        assert not VALIDATOR.is_valid(Document.parse(whole(text), "f").data), text
+        assert not validator().is_valid(Document.parse(whole(text), "f").data), text
 
 
 def test_the_schema_in_the_documentation_is_the_one_of_this_version():
     # rlstab schema --out docs/rlstab.schema.json
-    assert json.loads((ROOT / "docs" / "rlstab.schema.json").read_text()) == SCHEMA
+    assert json.loads((ROOT / "docs" / "rlstab.schema.json").read_text()) == validator().schema

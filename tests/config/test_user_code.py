@@ -109,7 +109,7 @@ def test_a_method_is_found_beside_the_yaml_file_then_in_the_current_folder(write
     inside = {"name": "observe", "method": {"name": "within", "outer": "s2t", "inner": "mine.py:Halve"}}
     run = load_run(run_of(write, objective=["clip_higher", {"name": "mine.py:Halve", "factor": 0.25}, inside]))
     assert run.objective[1] == {"name": f"{path}:Halve", "factor": 0.25}
-    assert run.composition.keyed["halve"].factor == 0.25  # type: ignore[attr-defined]
+    assert run.composition.keyed["halve"].factor == 0.25  # type: ignore[attr-defined]  # a class of a file
     again = load_run(yaml.safe_load(dump_run(run)))  # from anywhere
     assert again == run
     assert run_hash(again) == run_hash(run)
@@ -239,7 +239,7 @@ def test_what_cannot_be_used_is_named_with_the_reason(write: Write, tmp_path: Pa
         ({"task": {"name": "methods.py:Plain"}}, "`keeps_special_tokens`"),
     ]:
         file = run_of(write, **parts)
-        assert named in refusal(lambda: build_task(load_run(file).task))  # noqa: B023
+        assert named in refusal(lambda: build_task(load_run(file).task))  # noqa: B023  # called at once
 
 
 def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,9 @@ def responses_of(rewards: Tensor, ids: Tensor, lengths: Tensor, extra: Mapping[s
 
 def rows(name: str) -> list[dict[str, Any]]:
     """The rows of a table of this folder."""
-    table: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / name).read_text())
+    table: list[dict[str, Any]] = yaml.load(
+        (Path(__file__).parent / name).read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     return table
 
 

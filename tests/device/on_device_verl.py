@@ -14,16 +14,18 @@ OBJECTIVE = compose(ClipHigher(), S2TMask(), KLPenalty(), TruncatedMask(), Misma
 
 
 def one_step(device, nested):
+    from rlstab.adapters.evidence import UNSCORED
     from rlstab.adapters.verl.batch import MiniBatch
 
     data = verl_jobs.batch_of(verl_jobs.rollout(0, nested=nested, weights=True, lost=[2]), 0, 1)
     mini = MiniBatch.of(data, device, {jobs.EOS})
     old = mini.columns["old_log_probs"]
     mini.evidence = {"logprobs": old - 0.1, "entropies": -old}
-    batch, lost = mini.batch(OBJECTIVE)
+    batch = mini.batch(OBJECTIVE)
     live = (old - 0.2).detach().requires_grad_()
     loss = make_plan(OBJECTIVE, [batch]).loss(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss
     loss.backward()
+    lost = batch.extra[UNSCORED].sum()
     return [each.detach().cpu() for each in (loss, live.grad, lost, batch.sequence_ids, batch.group_ids)]
 
 

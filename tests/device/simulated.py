@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -91,7 +92,7 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, held: Tensor) -> SimulatedTensor:
         if held.dtype == torch.float64 and not TALLY.has_float64:
             raise TypeError("sim:0 has no float64")
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # private to torch
             cls,
             held.size(),
             strides=held.stride(),
@@ -101,7 +102,7 @@ class SimulatedTensor(torch.Tensor):
             device=torch.device("sim:0"),
         )
         tensor.held = held
-        return tensor  # type: ignore[no-any-return]
+        return tensor  # type: ignore[no-any-return]  # what torch makes has no type
 
     def __init__(self, held: Tensor) -> None:
         pass
@@ -121,7 +122,7 @@ class SimulatedTensor(torch.Tensor):
 
 def _line() -> str:
     """The innermost line that is running of rlstab, or of :data:`OTHERS` if that is further in."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE) and not name.endswith(("core/devices.py", "core/comm.py")):
@@ -129,7 +130,7 @@ def _line() -> str:
         for other in OTHERS:
             if f"-packages/{other}/" in name:
                 return f"{other}/{name.rpartition(f'/{other}/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "elsewhere"
 
 
@@ -167,8 +168,8 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         kind["copy to cpu" if here else "copy to sim", _line()] += 1
     out = func(*map(_held, args), **kwargs)
     if into:
-        return args[0]  # type: ignore[no-any-return]
-    return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
+        return args[0]  # type: ignore[no-any-return]  # a tensor
+    return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]  # as func returns it
 
 
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -252,7 +253,7 @@ def register() -> None:
     if _LIBRARIES:
         return
 
-    class Module(backend_registration._DummyBackendModule):  # type: ignore[name-defined, misc]
+    class Module(backend_registration._DummyBackendModule):  # type: ignore[name-defined, misc]  # private to torch
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 

@@ -33,8 +33,8 @@ def test_a_sound_dump_agrees(loss: str) -> None:
 )
 def test_an_error_is_named(error: str, bare: bool) -> None:
     """With the coefficients of each token, and by the losses of micro-batches alone: one of them in the default run."""
-    steps = [step(number, error=error) for number in (1, 2)]
-    verdict = judge(list(map(without_coefficients, steps)) if bare else steps)
+    made = step(1, error=error)
+    verdict = judge([without_coefficients(made) if bare else made])
     assert verdict.agrees is False
     (said,) = verdict.findings
     assert ERRORS[error][0] in said.lower()
@@ -71,13 +71,14 @@ def test_rounding_is_no_part_of_a_term_that_is_missing() -> None:
     assert "KL term 0 times" in said
 
 
-def test_an_error_that_nobody_knows_is_located() -> None:
+def test_an_error_that_nobody_knows_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [step(1, error="one response")]
     (said,) = judge(steps).findings
     assert "4 of 100 tokens" in said
     assert "2 in response 5." in said
     (said,) = judge(list(map(without_coefficients, steps))).findings
     assert "micro-batch 2 differs most (on rank 0)" in said
+    monkeypatch.setattr("rlstab.look.host_loss.FEW", 0)  # no factors of known errors, most of the time
     (said,) = judge([step(1, error="ratio bfloat16")]).findings
     assert "half precision" in said
 

@@ -137,6 +137,7 @@ def test_only_one_number_may_differ() -> None:
     longer, other = config([CLIP], lr=2e-4, rollouts=99), {**base, "task": {"name": "chain"}}
     for configs, key in (
         ([base, faster], "optimisation.lr"),
+        ([base, {**faster, "added": 1}], "optimisation.lr"),  # a setting of a later release
         *(([base, *more], None) for more in ([longer], [other], [base], [])),
     ):
         runs = [record({}, bench="b", setting=f"s{k}", config=whole) for k, whole in enumerate(configs)]

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -314,7 +315,7 @@ def test_gdpo_refuses_every_shaper() -> None:
     class Bonus(RewardShaper):
         name = "bonus"
 
-        def shape(self, responses, stat, state):  # type: ignore[no-untyped-def]
+        def shape(self, responses: ResponseBatch, stat: Any, state: Any) -> torch.Tensor:
             return torch.ones_like(responses.rewards)
 
     for shaper in (Bonus(), Overlong(buffer=2)):

@@ -13,8 +13,8 @@ from examples.demonstrations import of_chain
 from examples.junk_share import junk_share
 from rlstab.errors import OutOfRange
 from rlstab.tasks import JUNK, Block, Chain, Example
-from rlstab.tasks.blocks import block_evidence, token_blocks
 from rlstab.tasks.chain import Expression
+from rlstab.tasks.evidence import block_evidence, token_blocks
 
 LITTERED: dict[str, Any] = {"terms": 5, "largest": 2, "modulus": 10, "junk_symbols": 1000}
 NINE, FOURTEEN = Example("Q4+7-2=", Expression((4, 7, -2))), Example("Q4+7-2+5=", Expression((4, 7, -2, 5)))

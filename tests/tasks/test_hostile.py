@@ -28,7 +28,7 @@ def canary(tmp_path: Path) -> Path:
 def texts(canary: Path, **settings: Any) -> TextTask:
     path = canary.parent / "rows.jsonl"
     path.write_text('{"prompt": "?", "answer": "1"}\n')
-    return TextTask(JsonlSettings(path=str(path), eval_path=str(path), time_limit=1.0, workers=1, **settings))
+    return TextTask(JsonlSettings(path=str(path), eval_path=str(path), **{"time_limit": 1.0, "workers": 1, **settings}))
 
 
 def survive(task: Task, completions: Sequence[str], canary: Path) -> Scores:
@@ -57,7 +57,7 @@ def test_scorers_in_this_process_and_patterns(canary: Path) -> None:
         assert set(survive(task, completions, canary).rewards.tolist()) <= {0.0, 1.0}
     assert not survive(texts(canary, answer_pattern="#### (.+)"), completions, canary).timed_out.any()
     completions.remove(BACKTRACKING[1])  # one that takes all of its time is enough
-    scores = survive(texts(canary, answer_pattern="^((?:a+)+)$"), completions, canary)
+    scores = survive(texts(canary, answer_pattern="^((?:a+)+)$", time_limit=0.5), completions, canary)
     assert [completions[index] for index in scores.timed_out.nonzero()] == BACKTRACKING[:1]
 
 

@@ -169,7 +169,7 @@ def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_
 
 
 def test_limits_of_a_scorer_are_named_and_can_be_raised(tmp_path, monkeypatch):
-    file, allocate = tmp_path / "mine.py", "def f(*_): return len(bytearray(700 * 2**20)) / 2**20"
+    file, allocate = tmp_path / "mine.py", "def f(*_): return len(bytes(700 * 2**20)) / 2**20"
     monkeypatch.setenv("JUDGE_KEY", "12345")
     monkeypatch.setenv("OTHER_KEY", "1")
     read = "import os\ndef f(*_): return len(os.environ['JUDGE_KEY'])"

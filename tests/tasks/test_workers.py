@@ -35,13 +35,15 @@ def test_scores_arrive_in_order_and_nothing_of_a_completion_is_lost(workers):
     assert asked(workers, *(f"length {text}" for text in texts)) == [Scored(float(len(text))) for text in texts]
 
 
-def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
+def test_a_hang_is_cut_off_and_the_rest_is_scored():
+    workers = Workers(Acts(), 2, limit := 1.0)  # the processor is busy for as long
     for hang in ("power", "sleep", "python os.kill(os.getpid(), signal.SIGXCPU)"):
         assert asked(workers, "say 1", hang, "say 2") == [Scored(1.0), Scored(timed_out=True), Scored(2.0)]
     (left,) = asked(workers, "python __import__('resource').getrlimit(0)[0] - time.process_time()")  # of RLIMIT_CPU
-    assert LIMIT - 1 < left.score <= LIMIT + 1, "the kernel ends it if nothing else does"
+    assert limit - 1 < left.score <= limit + 1, "the kernel ends it if nothing else does"
     with pytest.raises(ScorerError, match="`time_limit`"):
         workers.score_one("", "sleep", None)
+    workers.close()
 
 
 def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path):

@@ -136,7 +136,7 @@ def test_what_broke_is_named(mistake: str) -> None:
     report = check_cut_free(loss, steps=1)
     assert report.failed == broken, report
     assert cause in report[kind].detail
-    assert all((result.moved > 1e-3) == (result.law in broken) for result in report.results)  # type: ignore[attr-defined]
+    assert all((result.moved > 1e-3) == (result.law in broken) for result in report.results)  # type: ignore[attr-defined]  # CutResult has it
 
 
 def test_one_row_of_all_responses_is_tried_where_the_loss_takes_their_numbers() -> None:

@@ -21,7 +21,7 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing import LAWS, STAGE_LAWS, BrokenLaw, check_objective, check_stage, parametrize_laws
-from rlstab.testing.edges import Edge, rich_step, sharpened
+from rlstab.testing.edges import rich_step, sharpened
 from rlstab.testing.steps import make_step
 from tests.examples import EXAMPLES, STAGE_EXAMPLES, random_compositions
 from tests.testing import broken_stages
@@ -165,7 +165,7 @@ def test_every_law_has_a_method_or_stage_that_breaks_it() -> None:
 
 
 def test_the_signals_of_a_sharp_step_are_what_they_can_be() -> None:
-    edges = [Edge(name, None, value) for name in ("entropies", "logprobs") for value in (-1.0, 1.0)]
+    edges = [{name: value} for name in ("entropies", "logprobs") for value in (-1.0, 1.0)]
     evidence = rich_step(0, (), edges).evidence
     assert (float(evidence["entropies"].min()), float(evidence["logprobs"].max())) == (0.0, 0.0)
     empty = make_step("mixed", [0, 0], 1, 0)

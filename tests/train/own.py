@@ -74,7 +74,7 @@ class Talking(Graded):
 class Silent(Talking):
     """Its turns have no rewards."""
 
-    turn_rewards = None  # type: ignore[assignment]
+    turn_rewards = None  # type: ignore[assignment]  # as if it had none
 
 
 class Lossy(Talking):

@@ -97,7 +97,7 @@ class Sent(TorchDispatchMode):
     """Every collective of torch: name, elements and dtype of what is sent or, if that is more, comes."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.seen: list[tuple[str, int, str]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -3,16 +3,22 @@
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlstab.config import RunConfig, dump_run, load_run
+from rlstab.config.settings import RolloutSettings
+from rlstab.models.decoding import require_decoding
+from rlstab.models.policy import Policy
+from rlstab.tasks import Example
 from rlstab.train import RunResult, train
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,8 +109,14 @@ def file_of(run: RunConfig) -> Path:
 
 
 def quiet() -> Console:
-    """A console that is not a terminal; what it was told is in ``file.getvalue()``."""
+    """A console that is not a terminal; what it was told is :func:`printed`."""
     return Console(file=io.StringIO(), force_terminal=False, width=500)
+
+
+def printed(where: Console) -> str:
+    """What a console such as :func:`quiet` was told."""
+    assert isinstance(where.file, io.StringIO)
+    return where.file.getvalue()
 
 
 class Mute(Console):
@@ -114,9 +126,23 @@ class Mute(Console):
         return None
 
 
+#: What :func:`require_decoding` returned in this process.
+_DECODED: dict[Any, Any] = {}
+
+
+def _require_decoding(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> Any:
+    """The check, which takes a fifth of so short a run, once for each kind of model, device, prompts and length."""
+    prompts = tuple(str(example.prompt) for example in examples)
+    key = name, type(policy.model), str(policy.model.device), prompts, settings.max_new_tokens, settings.temperature
+    if key not in _DECODED:
+        _DECODED[key] = require_decoding(policy, name, examples, settings)
+    return _DECODED[key]
+
+
 def go(run: RunConfig, **options: Any) -> RunResult:
     """Train without printing."""
-    return train(run, **{"console": Mute(file=io.StringIO(), force_terminal=False), **options})
+    with patch("rlstab.train.loop.require_decoding", _require_decoding):
+        return train(run, **{"console": Mute(file=io.StringIO(), force_terminal=False), **options})
 
 
 def number(path: Path) -> int:

@@ -137,7 +137,7 @@ def names(out: Path) -> list[str]:
     return sorted(str(path.relative_to(out)) for path in there)
 
 
-@pytest.mark.parametrize("share", [0.03, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.02, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_damaged_files(share: float, cut: Cut, tmp_path: Path) -> None:
     every = [(name, how) for name in names(cut[0]) for how in HOW]
     some = random.Random(1).sample(every, round(share * len(every)))
@@ -149,7 +149,7 @@ def test_damaged_files(share: float, cut: Cut, tmp_path: Path) -> None:
             assert text == "same", what
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(400, marks=pytest.mark.slow)])
 def test_mutated_json(count: int, cut: Cut, tmp_path: Path) -> None:
     chance = random.Random(2)
     files = [name for name in names(cut[0]) if name.endswith(".json")]

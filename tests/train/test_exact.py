@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Phi3Config, Phi3ForCausalLM
 
 from rlstab.config.settings import RolloutSettings
@@ -125,17 +124,6 @@ def test_longrope_is_refused_where_the_longest_row_decides(tmp_path: Path) -> No
         decodes(replace(policy, precision="bf16"), SHORT, LONG)
     decodes(policy, SHORT, LONG, max_new_tokens=11)  # always short
     decodes(load_policy(str(longrope(tmp_path / "long", 3))), SHORT, LONG)  # always long
-
-
-class Batchwise(torch.nn.Module):
-    """Adds to each hidden state what a batch has in common, as a later model may."""
-
-    def __init__(self, of: Any) -> None:
-        super().__init__()
-        self.of = of
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.of(hidden)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(size: int, forks: Forks, whol
     (said,) = forks.does(file_of(long(out)), 1, "limited", size=size, resume=True).counted
     assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
     assert "\n" not in said
-    assert str(out) in said
+    assert str(out) in said or f"{tempfile.gettempdir()}/rlstab-" in said  # in which a run first tries what it saves
     now = files(out)
     assert {name: now.get(name) for name in before} == before
     assert not [name for name in now if name.startswith("checkpoints/") and name not in before], "half a file"

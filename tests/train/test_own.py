@@ -28,6 +28,7 @@ from tests.train.runs import (
     lines,
     metrics,
     of_user,
+    printed,
     quiet,
     small,
 )
@@ -43,7 +44,7 @@ def test_a_scorer_that_raises_or_returns_nan_costs_its_sample_the_reward(tmp_pat
     assert sum(record["scorer/errors"] for record in records) == len(flawed) < 16
     assert all(line["reward"] == 0 for line in flawed)
     assert all("optimizer_steps/refused" not in record for record in records)
-    assert "no score for [this]" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no score for [this]" in printed(console)
 
 
 def test_a_task_object_is_kept_in_mind_and_one_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_other_examples_than_before_are_named_on_resume(tmp_path: Path) -> None:
     for shift, resume in ((0, False), (0, True), (1, True)):
         console = quiet()
         go(small(tmp_path, tracking__checkpoint_every=2), task=own.Corrected(shift), resume=resume, console=console)
-        told.append("the examples of the task have changed" in console.file.getvalue())  # type: ignore[attr-defined]
+        told.append("the examples of the task have changed" in printed(console))
     assert told == [False, False, True]
 
 

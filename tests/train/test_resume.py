@@ -226,7 +226,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(whole: Path
     handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
     for which, at, rollouts in ((signal.SIGINT, 36, (3, 4)), (signal.SIGTERM, 7, (0, 1))):
         out = tmp_path / f"{which.name} {at}"
-        task = Signalling(at, lambda which=which: os.kill(os.getpid(), which))  # type: ignore[misc]
+        task = Signalling(at, lambda which=which: os.kill(os.getpid(), which))  # type: ignore[misc]  # mypy infers no type of a lambda's default
         with pytest.raises(Stopped) as caught:
             go(long(out), task=task)
         assert isinstance(caught.value, KeyboardInterrupt)

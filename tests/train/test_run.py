@@ -47,6 +47,7 @@ from tests.train.runs import (
     moved,
     number,
     of_user,
+    printed,
     quiet,
     small,
     weights,
@@ -77,7 +78,7 @@ def test_a_run_leaves_its_settings_records_samples_and_a_model_that_transformers
         assert {"loss", "gradient/norm", "reward/mean", "tokens/entropy", "response/length", "lr"} <= record.keys()
         assert {"seconds/rollout", "seconds/sample", "seconds/score", "seconds/train"} <= record.keys()
     assert Counter(column(lines(tmp_path / "samples.jsonl"), "rollout")) == {1: 2, 2: 2, 3: 2}
-    told = console.file.getvalue().splitlines()[-5:]  # type: ignore[attr-defined]
+    told = printed(console).splitlines()[-5:]
     assert [line.partition(":")[0] for line in told] == ["rose", "fell", "stood out", "folder", "next"]
     assert told[3:] == [f"folder: {tmp_path} (every metric: rlstab report {tmp_path})", f"next: rlstab look {tmp_path}"]
     (newest,) = checkpoints(tmp_path)
@@ -188,7 +189,7 @@ def test_the_learning_rate_is_that_of_transformers_and_a_run_of_another_length_i
     for name, schedule, before in (("cosine", cosine, 6), ("constant", "constant_with_warmup", 2)):
         console, length = quiet(), {"optimisation__rollouts": before + 1}
         go(small(tmp_path / name, optimisation__schedule=schedule, **length, **changes), resume=True, console=console)
-        text = console.file.getvalue()  # type: ignore[attr-defined]
+        text = printed(console)
         assert ("the schedule" in text) == (name == "cosine"), name
         assert ("had 6 rollouts and has 7" in text) == (name == "cosine"), name
 
@@ -210,7 +211,7 @@ def test_the_first_lines_say_what_the_reference_is(tmp_path: Path) -> None:
     continued = small(tmp_path / "run", penalised, model__adapter=str(adapter), optimisation__rollouts=1)
     (record,) = go(continued, console=console).records
     assert record["kl/value"] > 0, "the reference is the model without its adapter"
-    said = console.file.getvalue()  # type: ignore[attr-defined]
+    said = printed(console)
     for text in (said, *costs(continued.composition, continued)[:1]):
         assert "without the adapter: no second model in memory" in text
         assert "the KL begins above 0" in text

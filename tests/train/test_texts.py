@@ -16,7 +16,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example, Message, TextTask
 from rlstab.train import Rollout
 from rlstab.train.sampling import sample
-from tests.train.runs import GRADED, go, lines, quiet, small
+from tests.train.runs import GRADED, go, lines, printed, quiet, small
 from tests.train.texts import byte_tokenizer, writing
 
 
@@ -134,7 +134,7 @@ def test_a_run_leaves_rows_out_and_says_so(tmp_path: Path) -> None:
     run = small(tmp_path / "run", task=task, reward=GRADED, tracking__samples=99)
     assert any("1 of 4 prompts in `train`" in line for line in preflight(run))
     go(run, console=console)
-    assert "line 2" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "line 2" in printed(console)
     assert {line["prompt"] for line in lines(tmp_path / "run" / "samples.jsonl")} <= {"1+1=", "1+2=", "3+3="}
 
 

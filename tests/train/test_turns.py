@@ -14,11 +14,12 @@ from rlstab.errors import ConfigError, MissingSignal, OutOfRange
 from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.models.decoding import Decoder
 from rlstab.models.policy import load_policy
+from rlstab.preflight import preflight
 from rlstab.record import read_dump
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example
+from rlstab.tasks.evidence import turn_evidence
 from rlstab.tasks.lottery import Lottery
-from rlstab.tasks.turns import turn_evidence
 from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample
 from tests.train.own import Talking
@@ -197,5 +198,9 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 def test_what_turns_do_not_go_with_is_refused(
     objective: Any, changes: dict[str, Any], error: type[Exception], why: str, tmp_path: Path
 ) -> None:
+    run = small(tmp_path, objective, **changes)
     with pytest.raises(error, match=why):
-        go(small(tmp_path, objective, **changes))
+        go(run)
+    if "branches" not in why:  # `rlstab check` says it too, but for what only a rollout shows
+        with pytest.raises(error, match=why):
+            preflight(run)

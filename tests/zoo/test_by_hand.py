@@ -91,7 +91,7 @@ ADVANTAGES = [0.5, -0.5, -0.25, 0.75, 0.25, 1.0, 0.0, -0.1, 0.0]
 
 def test_the_loss_of_wapo_over_parts_and_ranks_that_tear_groups_apart() -> None:
     """Scalar loops: sum the tokens of winners in a group, over G L, then over the groups that have one."""
-    made = make_step("mixed", [3, 5, 2, 4, 1, 6, 2, 4, 3], 1, 7, ())
+    made = make_step("mixed", [3, 5, 2, 4, 1, 6, 2, 4, 3], 1, 1, ())
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[made.sequence]
     now = made.evidence["old_logprobs"] + 2 * (made.live["logprobs"] - made.evidence["logprobs"])
     evidence, live = {**made.evidence, "advantages": advantages}, {**made.live, "logprobs": now}

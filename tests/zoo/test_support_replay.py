@@ -102,7 +102,7 @@ def test_a_ratio_is_that_of_the_two_distributions_by_hand() -> None:
         made = token_signals_from_logits(
             live.unsqueeze(0), torch.tensor([token]), needs={"logprobs", "log_support_mass"}, support=kept.unsqueeze(0)
         )
-        policy = PolicyOutputs(made.logprobs, log_support_mass=made.log_support_mass)  # type: ignore[arg-type]
+        policy = PolicyOutputs(made.logprobs, log_support_mass=made.log_support_mass)  # type: ignore[arg-type]  # asked for, so not None
         assert policy.over_support().logprobs.item() == pytest.approx(math.log(new[token]), abs=1e-12)
         batch = TokenBatch.from_padded(
             response_mask=torch.ones(1, 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ import trl
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TREE_ATTENTION
 from trl.models.utils import disable_gradient_checkpointing, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id, pad
@@ -41,19 +42,9 @@ from rlstab.adapters.trl.responses import (
 from rlstab.core.method_settings import check_choices
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import HostError
-from rlstab.hosts import adapted
+from rlstab.hosts import adapted, facts
 from rlstab.signals import SIGNAL_NAMES
 
-#: What is overridden or relied on line by line, in the one release that has it, as in ``hosts.yaml``.
-METHODS: Mapping[type, Mapping[str, Sequence[str]]] = {
-    AsyncGRPOTrainer: {
-        "compute_loss": ("self model inputs return_outputs num_items_in_batch", "185c840bd73c"),
-        "get_train_dataloader": ("self", "1ed017ea000c"),
-        "get_batch_samples": ("self epoch_iterator num_batches device",),
-        "_sync_weight": ("self", "da081b570683"),
-    },
-    RolloutQueueDataset: {"__iter__": ("self", "c3463f1ca004")},
-}
 HOST = replace(
     adapted("trl"),
     name="TRL's AsyncGRPOTrainer",
@@ -197,7 +188,7 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         assert step is not None
         if step.plan is None and step.refusal is None:  # the step is this micro-batch: its live outputs are evidence
             self._rlstab_plan(step, [inputs[_RESPONSES]], [_padded(live.constant(), inputs)])
-        _, loss = self._rlstab_loss(step, inputs[_RESPONSES], live)
+        loss = self._rlstab_loss(step, inputs[_RESPONSES], live)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs[0].aux_loss / self.current_gradient_accumulation_steps
         return loss
@@ -210,9 +201,10 @@ def check_host() -> None:
         HostError: names the method.
     """
     release, cure = f"TRL {trl.__version__}", how_to_install("trl")
-    for owner, methods in METHODS.items():
-        for name in check_methods(owner, methods, release=release, homes=("trl.", "transformers."), cure=cure):
-            raise HostError(f"{owner.__name__}.{name} of {release} is not the tested one. {cure}")
+    for owner, methods in facts("trl")["of_async_trainer"].items():
+        trainer = pkgutil.resolve_name(owner)
+        for name in check_methods(trainer, methods, release=release, homes=("trl.", "transformers."), cure=cure):
+            raise HostError(f"{trainer.__name__}.{name} of {release} is not the tested one. {cure}")
 
 
 #: The key of the responses in a micro-batch of TRL, by the names of those of ``GRPOTrainer``.
@@ -242,11 +234,8 @@ class _Rollouts(IterableDataset):  # type: ignore[type-arg]  # of dicts
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, rollout in enumerate(self.rollouts):
             named = {SEQUENCE_IDS: number, GROUP_IDS: rollout["group_id"], "advantages": rollout["advantage"]}
-            reward, sampled_at = (
-                rollout["metrics"].get("reward", math.nan),
-                self.synced.get(self.sample.model_version, 0),
-            )
-            yield {**rollout, **named, REWARDS: reward, SAMPLED: sampled_at}
+            named |= {REWARDS: rollout["metrics"].get("reward", math.nan)}
+            yield {**rollout, **named, SAMPLED: self.synced.get(self.sample.model_version, 0)}
 
 
 def _collate(collate: Callable[[Any], dict[str, Any]], examples: Any) -> dict[str, Any]:

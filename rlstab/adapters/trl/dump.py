@@ -113,7 +113,7 @@ class DumpCallback(TrainerCallback):
         needs = {"truncated"} | {name for name, column in COLUMNS.items() if inputs.get(column) is not None}
         evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
         # including the answers of tools, which TRL leaves out of the loss
-        batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, needs, {}, self.ends)
+        batch = batch_of({**inputs, "tool_mask": None}, evidence, needs, {}, self.ends)
         is_token = inputs["completion_mask"].bool()
         tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
         tensors["mask"] = response_mask(inputs)[is_token]
@@ -157,6 +157,7 @@ class DumpCallback(TrainerCallback):
             settings = {key: getattr(args, key, value) for key, value in defaults_of("trl").items() if key != "optim"}
             settings["num_items_in_batch"] = None if self._tokens is None else float(self._tokens)
             name, settings["scale_rewards"] = f"trl/{args.loss_type}", trainer.scale_rewards
+        is_colocated = getattr(args, "use_vllm", False) and args.vllm_mode == "colocate"
         self.recorder.write(
             name,
             settings,
@@ -172,9 +173,7 @@ class DumpCallback(TrainerCallback):
             top_p=float(args.top_p),
             top_k=int(args.top_k or 0),
             # TRL sets it in its own process; a server may have another
-            logprobs_mode="processed_logprobs"
-            if getattr(args, "use_vllm", False) and args.vllm_mode == "colocate"
-            else None,
+            logprobs_mode="processed_logprobs" if is_colocated else None,
         )
 
 

@@ -47,16 +47,14 @@ class TRLForward:
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
         #: inputs that TRL passes from a micro-batch to the model, such as images; an override may take **kwargs
-        self.passed = sorted(
-            {
-                name
-                for base in type(trainer).__mro__
-                for method in (_FORWARD, _PASSED_ON)
-                if method in vars(base)
-                for name in inspect.signature(inspect.unwrap(vars(base)[method])).parameters
-                if name not in ("self", "model", "input_ids", "attention_mask")
-            }
-        )
+        self.passed = {
+            name
+            for base in type(trainer).__mro__
+            for method in (_FORWARD, _PASSED_ON)
+            if method in vars(base)
+            for name in inspect.signature(inspect.unwrap(vars(base)[method])).parameters
+            if name not in ("self", "model", "input_ids", "attention_mask")
+        }
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
@@ -123,11 +121,8 @@ class OwnForward:
         constants = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
         packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in signals.items()}
         zero, is_live = sum(values.sum() * 0.0 for values in signals.values()), sent(is_live, which.logprobs.device)
-        return (
-            PolicyOutputs(**{name: torch.where(is_live, packed[name], constants[name]) + zero for name in rows}),
-            {},
-            None,
-        )
+        outputs = {name: torch.where(is_live, packed[name], constants[name]) + zero for name in rows}
+        return PolicyOutputs(**outputs), {}, None
 
     def _padded(
         self, model: Any, inputs: Inputs, where: Tensor, needs: Set[str], rows: Mapping[str, Tensor] | None = None

@@ -14,17 +14,15 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 from trl.trainer.base_trainer import _BaseTrainer
 
-from rlstab.adapters.checkpoint import keep_state
-from rlstab.adapters.empty_responses import with_empty_responses
 from rlstab.adapters.host_objective import check_trl_values, objective_of
 from rlstab.adapters.host_settings import check_trl_settings
 from rlstab.adapters.metrics import HostMetrics
-from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
+from rlstab.adapters.objective_state import keep_state
+from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step, with_empty_responses
 from rlstab.adapters.trl.release import check_unpatched, ends_of
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition
-from rlstab.core.loss import LossOutput
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
@@ -94,14 +92,13 @@ class ObjectiveTrainer(HostTraining, _BaseTrainer):  # type: ignore[misc]  # myp
         if step.plan is not None:
             step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
 
-    def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> tuple[LossOutput, Tensor]:
-        """The loss of the next micro-batch, and what to backpropagate: ranks average gradients."""
+    def _rlstab_loss(self, step: OptimizerStep, inputs: Inputs, live: PolicyOutputs) -> Tensor:
+        """What to backpropagate of the next micro-batch: its loss times the ranks, which average gradients."""
         index = step.losses
-        out = step.loss(index, live)
-        loss = out.loss * self.accelerator.num_processes
+        loss: Tensor = step.loss(index, live).loss * self.accelerator.num_processes
         if step.plan is not None and self.on_part is not None:
             self.on_part(inputs, step.batches[index], live, loss)
-        return out, loss
+        return loss
 
     def _rlstab_before_step(self) -> None:
         """Refuse or scale the step; with gradients of None, weights and moments do not change.
@@ -234,10 +231,8 @@ def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
             code = getattr(inspect.unwrap(vars(base)[name]), "__code__", None)
             passed_on = _TO_THE_LOSS & set(getattr(code, "co_names", ()))
             if index > position and name == loss:  # the adapter's is called instead
-                is_lost, cure = (
-                    objective is None,
-                    f"Name {base.__name__} before {adapter.__name__}, or give an objective",
-                )
+                is_lost = objective is None
+                cure = f"Name {base.__name__} before {adapter.__name__}, or give an objective"
             else:
                 is_lost, cure = objective is not None and not passed_on, "Remove the objective, or the override"
             if is_lost:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rlstab.adapters.metrics import SIDES
 from rlstab.core.compose import Composition, walk
-from rlstab.core.loss import LossOutput, held_ratio, token_mean
+from rlstab.core.loss import held_ratio, loss_of_part
 from rlstab.core.objective import State
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -36,7 +37,7 @@ def in_trls_terms(report: Mapping[str, Mean], config: Any) -> Mapping[str, Mean]
     return {**report, name: Mean(0 * report[name].total, report[name].count), "ratio/clipped_delta": report[name]}
 
 
-def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> Mapping[str, Mean]:
+def trl_report(plan: Plan, index: int, live: PolicyOutputs) -> Mapping[str, Mean]:
     """The metrics of one micro-batch that TRL has for this objective, by TRL's names.
 
     ``policy_loss`` is the loss of the optimizer step without its entropy term.
@@ -49,15 +50,12 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
     if "vespo" in methods and part.terms.surrogate is not None:
         kernel = part.terms.surrogate.fn(held_ratio(part, constant), Constants(constant, part.advantages, part.kept))
         report["vespo/phi_seq_mean"] = Mean.of(batch.sequence_mean(kernel), batch.lengths > 0)
-    paid = [penalty for penalty in part.terms.penalties.values() if "entropies" in penalty.reads]
     if methods.keys() & {"entropy_bonus", "adaptive_entropy"}:
-        everyone = torch.ones_like(part.kept)
-        bonus = []
-        for penalty in paid if plan.everything.tokens else ():
-            aggregate = penalty.aggregate or part.terms.aggregate or token_mean
-            share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
-            bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
+        penalties = {name: term for name, term in part.terms.penalties.items() if "entropies" not in term.reads}
+        without = replace(part, terms=replace(part.terms, penalties=penalties))
+        with torch.no_grad():
+            loss = loss_of_part(without, constant, None, plan.kept, plan.everything).loss
         # these sum to one step
         parts = torch.tensor(len(batch) / max(plan.everything.tokens, 1.0), dtype=torch.float64)
-        report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
+        report["policy_loss"] = Mean(loss.double(), parts)
     return report

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.adapters.evidence import by_kind, held_signals
+from rlstab.adapters.evidence import signals_of
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.console import capital
 from rlstab.core.batch import BASICS, TokenBatch
@@ -85,10 +85,7 @@ def padded_support(responses: Sequence[Mapping[str, Any]], completion_ids: Tenso
         if len(response["support"]) > length:
             raise ShapeError(f"'support' lists the tokens kept at {len(response['support'])} of {length} tokens.")
         lists += [*response["support"], *[[]] * (length - len(response["support"]))]
-    tokens, counts = (
-        torch.tensor([id for ids in lists for id in ids], dtype=torch.int64),
-        torch.tensor([*map(len, lists)]),
-    )
+    tokens, counts = torch.tensor([id for ids in lists for id in ids]).long(), torch.tensor([*map(len, lists)])
     return as_support(tokens, counts=counts).view(len(responses), length, -1).to(completion_ids.device)
 
 
@@ -154,8 +151,8 @@ def batch_of(
     providers: Mapping[str, Provider],
     ends: Collection[int],
     ids: Tensor | None = None,
-) -> tuple[TokenBatch, Tensor]:
-    """The evidence about one micro-batch, and how many log-probs the sampler could not give.
+) -> TokenBatch:
+    """The evidence about one micro-batch.
 
     Args:
         inputs: the micro-batch.
@@ -170,20 +167,19 @@ def batch_of(
         ShapeError: a user-defined function returned something other than ``(B, T)``.
     """
     mask, needs = mask_on_cpu(inputs), needs - BASICS
-    old, logprobs = inputs.get("old_per_token_logps"), evidence.get("logprobs")
+    old, computed = inputs.get("old_per_token_logps"), dict(evidence)
     if SUPPORT in inputs:
         old = inputs[COLUMNS["rollout_logprobs"]]
-        logprobs = None if logprobs is None else logprobs - evidence["log_support_mass"]
+        if "logprobs" in evidence:
+            computed["logprobs"] = evidence["logprobs"] - evidence["log_support_mass"]
     unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
-    anchor = next(values for values in (old, logprobs, unread) if values is not None)
-    signals, unscored = held_signals(needs - providers.keys(), inputs, COLUMNS, anchor, host="trl")
-    signals |= {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
+    anchor = next(values for values in (old, computed.get("logprobs"), unread) if values is not None)
     if "truncated" in needs:
-        signals["truncated"] = truncated(inputs, ends)
+        computed["truncated"] = truncated(inputs, ends)
     if "turn" in needs:
-        signals["turn"] = turns_of(mask).to(anchor.device)
+        computed["turn"] = turns_of(mask).to(anchor.device)
     if CORRECTION in needs:
-        signals[CORRECTION] = inputs[CORRECTION].expand(mask.shape)
+        computed[CORRECTION] = inputs[CORRECTION].expand(mask.shape)
     for name, provider in providers.items():
         if name in needs:
             values = provider(inputs)
@@ -193,15 +189,12 @@ def batch_of(
                     f"signals['{name}'] returned {shape}, expected a tensor of {tuple(mask.shape)}. "
                     f"Change its function."
                 )
-            signals[name] = values
-    batch = TokenBatch.from_padded(
+            computed[name] = values
+    return TokenBatch.from_padded(
         response_mask=mask,
         advantages=inputs["advantages"],
-        old_logprobs=anchor,
-        logprobs=logprobs,
         sequence_ids=inputs[SEQUENCE_IDS] if ids is None else ids,
         group_ids=inputs[GROUP_IDS],
         live_ratio=old is None,
-        **by_kind(signals),
+        **signals_of(needs, inputs, COLUMNS, anchor, computed, host="trl"),
     )
-    return batch, (unscored & response_mask(inputs)).count_nonzero()

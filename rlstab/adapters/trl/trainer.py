@@ -170,11 +170,11 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         step = (self._rlstab_step if train else None) or self._rlstab_new_step()
         index = step.losses
         live, signals, aux = self._live_outputs(model, inputs, step, index)
-        out, loss = self._rlstab_loss(step, inputs, live)
+        loss = self._rlstab_loss(step, inputs, live)
         if step.plan is not None:
-            step.reports[-1] = in_trls_terms(out.report, self.args)
-            step.reports.append(trl_report(step.plan, index, live, out))
-            if "tokens/entropy" not in out.report and "entropies" in signals:  # TRL's head has it of every token
+            report = step.reports[-1] = in_trls_terms(step.reports[-1], self.args)
+            step.reports.append(trl_report(step.plan, index, live))
+            if "tokens/entropy" not in report and "entropies" in signals:  # TRL's head has it of every token
                 step.reports.append({"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))})
         elif not train:
             loss = loss * torch.nan

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from rlstab.adapters.evidence import by_kind, hashes, held_signals
+from rlstab.adapters.evidence import hashes, signals_of
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
@@ -79,27 +79,28 @@ class MiniBatch:
             turn_rewards=_turn_rewards(data, len(prompts)),
         )
 
-    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
-        """The evidence about some rows, or all, and the number of their tokens without a log-prob of the sampler.
+    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> TokenBatch:
+        """The evidence about some rows, or all.
 
         Raises:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
             ShapeError: an agent loop returned another number of rewards than turns.
         """
-        needs = objective.needs
-        signals, unscored = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
+        needs, chosen = objective.needs, slice(None) if rows is None else rows
         computed = {"truncated": self.truncated, "turn": turns_of(self.written), **self.evidence}
         if "turn_reward" in needs:
             computed["turn_reward"] = turn_rewards_of(self.turn_rewards, self.written)
-        signals |= {name: values for name, values in computed.items() if name in {"logprobs", "entropies", *needs}}
-        signals |= {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
-        basics = {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
-        basics |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}
-        chosen = slice(None) if rows is None else rows
-        columns: dict[str, Any] = {name: values[chosen] for name, values in basics.items()}
-        columns |= by_kind({name: values[chosen] for name, values in signals.items()})
-        batch = TokenBatch.from_padded(**columns)
-        return batch, (unscored & self.mask)[chosen].count_nonzero()
+        if CORRECTION in needs:
+            computed[CORRECTION] = self.columns[WEIGHTS].expand(self.mask.shape)
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        computed = {name: values[chosen] for name, values in computed.items()}
+        return TokenBatch.from_padded(
+            response_mask=columns["response_mask"].bool(),
+            advantages=columns["advantages"],
+            sequence_ids=self.sequence_ids[chosen],
+            group_ids=self.group_ids[chosen],
+            **signals_of(needs, columns, COLUMNS, columns["old_log_probs"], computed, host="verl"),
+        )
 
     def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:
         """The tensors of some rows for a dump; ``batch`` is the evidence about them."""
@@ -126,11 +127,6 @@ class MiniBatch:
         """``(B, T)`` bool, True on rejected tokens too: only they are masked and have a log-prob of the sampler."""
         sampled = self.columns.get(COLUMNS["rollout_logprobs"])
         return self.mask if sampled is None else self.mask | (sampled != 0)
-
-
-def wide_as(values: Tensor, width: int) -> Tensor:
-    """Pad ``(B, t)`` values with zeros to ``(B, width)``: verl pads a micro-batch to its longest response."""
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
 
 
 def _padded(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -18,35 +18,45 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
-from rlstab.adapters.checkpoint import keep_state
 from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
 from rlstab.adapters.host_settings import check_verl_settings, require_one_correction
 from rlstab.adapters.metrics import from_ranks
+from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
-from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.config import objective_hash
-from rlstab.core.batch import BASICS
+from rlstab.core.batch import BASICS, layout_of
 from rlstab.core.compose import Composition, compose
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import ConfigError, HostError, RlstabError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import adapted
+from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of
-from rlstab.signals import SIGNAL_NAMES
+from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
 
 logger = logging.getLogger(__name__)
 #: The environment variable that names the folder for dumps of optimizer steps.
 DUMP = "RLSTAB_DUMP"
+#: Signals that verl's engine computes itself, even with its fused kernels, which form no logits.
+BY_ENGINE = frozenset({"entropies"})
+#: Signals that are computed from its logits.
+FROM_LOGITS = SIGNAL_NAMES - {"logprobs", "log_support_mass"} - BY_ENGINE
+#: The names of verl's outputs, by signal.
+OUTPUTS: Mapping[str, str] = {"logprobs": "log_probs", "entropies": "entropy"}
 
 
 class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc]  # mypy cannot resolve verl
@@ -62,6 +72,12 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
         MissingSignal: a method reads a signal that verl does not have with these settings.
         HostError: the installed verl is not what the adapter was written for.
     """
+
+    _rlstab_batch: MiniBatch  # the rows of this rank in the optimizer step
+    _rlstab_step: OptimizerStep | None = None  # None while its evidence is made
+    _rlstab_from_logits: Set[str] = frozenset()  # signals to compute from the logits
+    _rlstab_recorder: Recorder | None = None
+    _rlstab_version: int | None = None
 
     def __init__(self, host: Any, config: Any) -> None:
         check_release("verl")
@@ -80,15 +96,13 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             )
         self._rlstab_open("verl", chosen)
         self._rlstab_share(torch.device(get_device_id()), group)
-        self._rlstab_loss = PlannedLoss(chosen.signal_options.get("min_p"))
         ends = self.model_config.generation_config, self.model_config.hf_config, self.model_config.tokenizer
         self._rlstab_ends = ids_of_tokens(*(getattr(source, "eos_token_id", None) for source in ends))
         self._rlstab_sampler = _sampler(host.config.rollout)
         self._rlstab_hybrid = bool(host.config.get("hybrid_engine", False))
-        self._rlstab_version: int | None = None
         if os.environ.get(DUMP):
-            self._rlstab_loss.recorder = Recorder(os.environ[DUMP])
-            self._rlstab_loss.recorder.write_tokenizer(self.model_config.tokenizer)
+            self._rlstab_recorder = Recorder(os.environ[DUMP])
+            self._rlstab_recorder.write_tokenizer(self.model_config.tokenizer)
 
     def set_loss_fn(self, loss_fn: Any) -> None:
         """Set the loss of the objective in place of verl's ``ppo_loss``."""
@@ -124,14 +138,14 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
         step = self._rlstab_begin(data)
         data[ROW] = torch.arange(len(data))
         live = self.objective.live_needs | (BY_ENGINE if logged else frozenset())
-        self._rlstab_loss.ask(data, live, live=True)
+        self._rlstab_ask(data, live, live=True)
         # the engine makes its optimizer step inside `train_batch`, where it is refused, skipped or scaled
         self.engine.optimizer_step = partial(self._rlstab_take, step, self.engine.optimizer_step)
         try:
             output = super().train_batch(data)
         finally:
-            self._rlstab_loss.step = self._rlstab_loss.batch = None
-            del self.engine.optimizer_step  # uncovers the method of its class
+            self._rlstab_step = None
+            del self._rlstab_batch, self.engine.optimizer_step  # which uncovers the method of its class
         self._rlstab_settle(step)
         self._rlstab_metrics.add(step)
         means = self._rlstab_metrics.collect()
@@ -152,28 +166,26 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             setting = "algorithm.rollout_correction.rollout_is"
             require_one_correction(objective, setting, f"{setting}=null")
             objective = compose(objective, HostCorrection())
-        batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
-        loss = self._rlstab_loss
-        loss.batch, loss.step = batch, None
-        if loss.recorder is not None:
-            loss.recorder.begin()
+        self._rlstab_batch = batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
+        if self._rlstab_recorder is not None:
+            self._rlstab_recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
-        loss.step = step = self._rlstab_new_step(objective)
+        step = self._rlstab_new_step(objective)
         plan_step(step, [batch.batch(objective)])
+        self._rlstab_step = step
         return step
 
-    def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
+    def _rlstab_evidence(self, data: Any) -> dict[str, Tensor]:
         """``(B, T)`` signals of the policy at the start of the optimizer step; no forward if no method reads any."""
         needs = self.objective.needs & SIGNAL_NAMES
         if not needs:
             return {}
-        loss = self._rlstab_loss
-        loss.ask(data, frozenset(needs - BASICS), live=False)
+        self._rlstab_ask(data, needs - BASICS, live=False)
         offload = tu.get(data, key="disable_auto_offload", default=False)
         with self.engine.eval_mode(disable_auto_offload=offload):
-            outputs = self.engine.infer_batch(data, loss_function=loss)["model_output"]
-        names = frozenset({"logprobs", *needs})
-        return {name: values.float() for name, values in loss.signals(outputs, data, names).items()}
+            outputs = self.engine.infer_batch(data, loss_function=self._rlstab_loss)["model_output"]
+        signals = self._rlstab_signals(outputs, data, {"logprobs", *needs})
+        return {name: values.float() for name, values in signals.items()}
 
     def _rlstab_take(self, step: OptimizerStep, move: Callable[[], float]) -> float:
         """Replaces the engine's ``optimizer_step``, which is ``move``; returns the gradient norm."""
@@ -182,28 +194,80 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             self.engine.optimizer_zero_grad()
             return 0.0 if step.refusal is None else math.nan
         with step.scaled_learning_rate(self.engine.optimizer):
-            if self._rlstab_loss.recorder is not None:
-                self._rlstab_dump(self._rlstab_loss.recorder)
+            if self._rlstab_recorder is not None:  # before the optimizer moves
+                group = self.engine.get_data_parallel_group()
+                self._rlstab_recorder.write(
+                    "rlstab",
+                    settings_of(self.objective, self.objective_state),
+                    self._rlstab_version,
+                    host=f"verl {version('verl')}",
+                    step=self._rlstab_steps + 1,
+                    rank=dist.get_rank(group),
+                    ranks=dist.get_world_size(group),
+                    learning_rate=float(self.engine.optimizer.param_groups[0]["lr"]),
+                    **self._rlstab_sampler,
+                )
             norm = move()
         if not math.isfinite(norm):
             step.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
 
-    def _rlstab_dump(self, recorder: Recorder) -> None:
-        """Write the dump before the optimizer moves."""
-        objective = self.objective
-        engine, group = self.engine, self.engine.get_data_parallel_group()
-        recorder.write(
-            "rlstab",
-            settings_of(objective, {**objective.init_state(), **self.objective_state}),
-            self._rlstab_version,
-            host=f"verl {version('verl')}",
-            step=self._rlstab_steps + 1,
-            rank=dist.get_rank(group),
-            ranks=dist.get_world_size(group),
-            learning_rate=float(engine.optimizer.param_groups[0]["lr"]),
-            **self._rlstab_sampler,
-        )
+    # -- what verl's engine calls ----------------------------------------------------------------------------------
+
+    def _rlstab_ask(self, data: Any, needs: Set[str], *, live: bool) -> None:
+        """Tell the engine which signals to compute for a batch.
+
+        Args:
+            data: verl's batch.
+            needs: signals beyond the log-probs.
+            live: with a gradient.
+        """
+        self._rlstab_from_logits = from_logits = FROM_LOGITS & needs
+        # without entropies verl's cross-entropy may overwrite the logits, which the other signals still need
+        entropies = "entropies" in needs or (live and bool(from_logits))
+        tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(from_logits))
+
+    def _rlstab_signals(self, model_output: Any, data: Any, names: Set[str]) -> dict[str, Tensor]:
+        """``(B, T)`` signals of the rows in ``data``, as wide as the mini-batch: verl pads to its longest response."""
+        width = self._rlstab_batch.mask.shape[1]
+        padded = {name: no_padding_2_padding(model_output[OUTPUTS.get(name, name)], data) for name in names}
+        return {name: torch.nn.functional.pad(rows, (0, width - rows.shape[1])) for name, rows in padded.items()}
+
+    def _rlstab_loss(
+        self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
+    ) -> Any:
+        """The loss of a micro-batch, or signals from its logits.
+
+        Where a batch asks for ``distillation_use_topk``, verl gives the logits of all tokens divided by the
+        temperature, ``student_logits``, and expects ``(1, N)`` values by name.
+        """
+        if student_logits is not None:
+            rows, needs = student_logits.squeeze(0), self._rlstab_from_logits
+            any_ids = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)  # verl computes log-probs
+            min_p = self.objective.signal_options.get("min_p")
+            signals = token_signals_from_logits(rows, any_ids, needs=needs, min_p=min_p)
+            return {name: getattr(signals, name).unsqueeze(0) for name in needs}
+        step = self._rlstab_step
+        if step is None:  # the forward that computes the evidence has no loss
+            return torch.zeros((), device=model_output["log_probs"].device), {}
+        if step.plan is None:  # refused: every rank runs the same backward, whose gradients are discarded
+            return step.loss(0, PolicyOutputs(model_output["log_probs"].values())).loss, {}
+        batch = self._rlstab_batch
+        piece = step.plan.piece(batch.batch(step.objective, data[ROW]))
+        live = self._rlstab_signals(model_output, data, {"logprobs", *step.objective.live_needs})
+        outputs = PolicyOutputs.from_padded(piece.batch, **live)
+        out = step.loss(piece, outputs)
+        drift = (piece.batch.old_logprobs - outputs.logprobs.detach()).clamp(-20.0, 20.0)
+        logged = {"ratio/drift": Mean.of(drift)}  # verl logs it too, and the entropy if its engine computed it
+        if "tokens/entropy" not in out.report and "entropy" in model_output:
+            entropies = self._rlstab_signals(model_output, data, {"entropies"})["entropies"]
+            logged["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(piece.batch).index])
+        step.reports.append(logged)
+        loss = out.loss * int(data["dp_size"])  # verl averages gradients over ranks, and denominators are global
+        if self._rlstab_recorder is not None:
+            tensors = batch.tensors(piece.batch, outputs, data[ROW]) | what_methods_did(step.plan, piece, outputs)
+            self._rlstab_recorder.add(tensors, loss, outputs.logprobs)
+        return loss, {}
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
@@ -225,31 +289,15 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
             self._rlstab_restore(local_path)
         return super().load_checkpoint(local_path, *args, **kwargs)
 
-    def _rlstab_restore(self, folder: Any) -> None:
-        """The state, read by the first rank, which wrote it, and sent to the others, which may not see its disk."""
-        error: RlstabError | None = None
-        if self.rank == 0:
-            try:
-                super()._rlstab_restore(folder)
-            except RlstabError as damage:
-                error = damage
-        sent: list[Any] = [error, self.objective_state]
-        dist.broadcast_object_list(sent, src=0)
-        error, self.objective_state = sent
-        if error is not None:
-            raise error
-
 
 def _sampler(rollout: Any) -> dict[str, Any]:
     """What verl's configuration says of the sampler and its log-probs, by the fields of a dump's header."""
-    mode = rollout.get("logprobs_mode")
+    mode = rollout.get("logprobs_mode") if rollout.calculate_log_probs else None
     return {
         "temperature": float(rollout.temperature),
         "top_p": float(rollout.top_p),
         "top_k": max(0, int(rollout.top_k)),
-        "logprobs_mode": mode
-        if mode in ("processed_logprobs", "raw_logprobs") and rollout.calculate_log_probs
-        else None,
+        "logprobs_mode": mode if mode in ("processed_logprobs", "raw_logprobs") else None,
     }
 
 

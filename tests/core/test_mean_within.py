@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlstab import M2PO, compose, make_plan
-from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import LocalComm, carried_out
+from rlstab.core.mean_within import beyond_budget
 from rlstab.testing.run import in_threads
 from tests.core.steps import batch_of, token
 

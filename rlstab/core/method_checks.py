@@ -6,7 +6,7 @@ Each error names the method and ends with the fix. The laws of :mod:`rlstab.test
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -60,10 +60,7 @@ def check_class(cls: type) -> None:
     """
     owner, name = cls.__qualname__, getattr(cls, "name", None)
     if not (isinstance(name, str) and name.isidentifier()):
-        raise MethodError(
-            f"{owner} is named {name!r}, expected letters, digits and underscores. Write for example name = "
-            "'my_method'."
-        )
+        raise MethodError(f"{owner} is named {name!r}, expected letters, digits and underscores, such as 'my_method'.")
     if name in (*COMBINATORS, *RESERVED):
         raise MethodError(
             f"{owner} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`."
@@ -100,16 +97,14 @@ def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
     if not isinstance(value, Set) or not all(isinstance(name, str) for name in value):
         example = allowed[0] if allowed else "entropies"
         raise MethodError(
-            f"{owner}: {attribute} = {value!r}, expected a set of names. Write for example {attribute} = "
-            f"{{'{example}'}}."
+            f"{owner}: {attribute} = {value!r}, expected a set of names, such as {attribute} = {{'{example}'}}."
         )
     if allowed:
         _require_known(f"{owner}: {attribute} names", value, allowed)
     for name in sorted(value) if attribute == "needs" else ():
         if name in cls.always:
             raise MethodError(
-                f"{owner}: needs names '{name}', which is not a signal: every batch has it. Read batch.{name}, and "
-                f"leave it out of `needs`."
+                f"{owner}: needs names '{name}', which is not a signal: every batch has it. Read batch.{name} instead."
             )
         if (suggestion := misspelt(name, cls.known_needs)) is not None:
             raise MethodError(
@@ -125,8 +120,7 @@ def checked_stat(owner: str, method: str, stat: object) -> Stat:
     """
     if not isinstance(stat, Mapping) or not all(isinstance(name, str) for name in stat):
         raise MethodError(
-            f"'{owner}': {method} returned {kind_of(stat)}, expected summaries by name. Return for example "
-            f"{{'entropy': Mean.of(values)}}, or NOTHING."
+            f"'{owner}': {method} returned {kind_of(stat)}, expected summaries, such as {{'entropy': Mean.of(values)}}."
         )
     for name, summary in stat.items():
         if not isinstance(summary, get_args(Summary)):
@@ -155,8 +149,7 @@ def check_same(owner: str, method: str, stats: Iterable[Stat], without: Stat) ->
             if part_kind != empty_kind:
                 raise MethodError(
                     f"'{owner}': {method} returned {part_kind} for '{name}' on a part of the optimizer step, and "
-                    f"{empty_kind} on one without tokens, which a rank may have. Return the same summaries on both, "
-                    "perhaps empty ones."
+                    f"{empty_kind} on one without tokens, which a rank may have. Return the same on both."
                 )
 
 
@@ -220,20 +213,27 @@ def checked_terms(owner: str, terms: Terms, batch: TokenBatch, writes: Set[str])
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
         _require(getattr(terms, name), Mapping, f"'{owner}': Terms.{name} is", f"Write {{'name': {example}}}.")
     _check_names(owner, terms)
-    surplus = sorted(terms.filled() - writes)
-    if surplus:
-        raise MethodError(
-            f"'{owner}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add "
-            "it."
-        )
+    if surplus := sorted(terms.filled() - writes):
+        raise MethodError(f"'{owner}' fills {', '.join(surplus)}, which `writes` does not name. Add it.")
     for name, kind in (("keep", "bool"), ("unclipped", "bool"), ("weight", "float"), ("bonus", "float")):
         _check_tokens(f"'{owner}': Terms.{name}", getattr(terms, name), batch, kind)
     for name, metric in terms.report.items():
         _require(metric, Mean, f"'{owner}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
-    if terms.bounds is not None:
-        _check_bounds(f"'{owner}': Terms.bounds", terms.bounds, batch)
-    if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):
-        raise MethodError(f"'{owner}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
+    if (bounds := terms.bounds) is not None:
+        _require(bounds, Bounds, f"'{owner}': Terms.bounds is", "Write Bounds(low, high).")
+        for name, value in (("low", bounds.low), ("high", bounds.high)):
+            if isinstance(value, Tensor):
+                _check_tokens(f"'{owner}': Terms.bounds.{name}", value, batch, "float")
+            else:
+                expected = "a number of at least 0, or one per token"
+                _require_number(f"'{owner}': Terms.bounds.{name} is", value, lambda number: number >= 0, expected)
+        if bounds.dual is not None:
+            expected = "a number above 1, or None"
+            _require_number(f"'{owner}': Terms.bounds.dual is", bounds.dual, lambda number: number > 1, expected)
+    if (scale := terms.lr_scale) is not None:
+        _require_number(
+            f"'{owner}': Terms.lr_scale is", scale, lambda number: 0 <= number < math.inf, "a number of at least 0"
+        )
     named = f"'{owner}': the {{}} '{{}}'".format
     return replace(
         terms,
@@ -296,8 +296,7 @@ def _checked(owner: str, term: Any, kind: type, batch: TokenBatch) -> Any:
 
 def _checked_penalty(owner: str, result: Any, batch: TokenBatch) -> Penalty:
     penalty: Penalty = _checked(owner, result, Penalty, batch)
-    if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
-        raise MethodError(f"{owner} has the coefficient {penalty.coefficient!r}, expected a finite number.")
+    _require_number(f"{owner} has the coefficient", penalty.coefficient, math.isfinite, "a finite number")
     _require(penalty.reads, Set, f"{owner} has `reads` that is", "Write a set of names, such as {'entropies'}.")
     _require_known(f"{owner} reads the live", penalty.reads, ("logprobs", *LIVE))
     if penalty.aggregate is None:
@@ -332,17 +331,6 @@ def _check_tokens(owner: str, values: object, batch: TokenBatch, kind: str) -> N
     )
 
 
-def _check_bounds(owner: str, bounds: Bounds, batch: TokenBatch) -> None:
-    _require(bounds, Bounds, f"{owner} is", "Write Bounds(low, high).")
-    for name in ("low", "high"):
-        value = getattr(bounds, name)
-        if isinstance(value, Tensor):
-            _check_tokens(f"{owner}.{name}", value, batch, "float")
-        elif not (_is_number(value) and value >= 0):
-            raise MethodError(f"{owner}.{name} is {value!r}, expected a number of at least 0, or one per token.")
-    if bounds.dual is not None and not (_is_number(bounds.dual) and bounds.dual > 1):
-        raise MethodError(f"{owner}.dual is {bounds.dual!r}, expected a number above 1, or None.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _require_number(owner: str, value: object, allowed: Callable[[float], bool], expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
+        raise MethodError(f"{owner} {value!r}, expected {expected}.")

@@ -43,7 +43,10 @@ def beyond_budget(values: Tensor, budget: float, local: bool) -> Rounds[tuple[fl
         width = min(DIGIT, left)
         left -= width
         digits = (keys >> left) & ((1 << width) - 1)
-        sums = yield Sum(_histogram(keys, digits))
+        # counts, and the sums of both halves of the mantissas
+        mantissas = keys & (1 << MANTISSA) - 1 | (keys >> MANTISSA > 0).long() << MANTISSA
+        columns = (None, mantissas >> HALF, mantissas & (1 << HALF) - 1)
+        sums = yield Sum(torch.stack([torch.bincount(digits, column, 1 << DIGIT).double() for column in columns]))
         counts, highs, lows = sums.long().tolist()
         size = size or sum(counts)
         for digit, count in enumerate(counts):
@@ -61,10 +64,3 @@ def beyond_budget(values: Tensor, budget: float, local: bool) -> Rounds[tuple[fl
     selected = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, local)
     after = selected[""].values
     return (after[0], size, size - count) if after else (None, size, 0)
-
-
-def _histogram(keys: Tensor, digits: Tensor) -> Tensor:
-    """``(3, 2^DIGIT)`` float64: counts, and the sums of both halves of the mantissas."""
-    mantissas = keys & (1 << MANTISSA) - 1 | (keys >> MANTISSA > 0).long() << MANTISSA
-    columns = (None, mantissas >> HALF, mantissas & (1 << HALF) - 1)
-    return torch.stack([torch.bincount(digits, column, 1 << DIGIT).double() for column in columns])
