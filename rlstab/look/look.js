@@ -1,6 +1,32 @@
 const data = JSON.parse(by("data").textContent);
 const signed = (value, digits) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
+// the pointer, or the arrow keys, read one of `count` values after another; null is none of them
+function reader(element, count, atPointer, show) {
+  let current = null;
+  const read = (index) => {
+    current = index;
+    show(index);
+  };
+  element.addEventListener("pointermove", (event) => read(atPointer(event)));
+  for (const name of ["pointerleave", "blur"]) element.addEventListener(name, () => read(null));
+  element.addEventListener("keydown", (event) => {
+    const last = count - 1;
+    const next = { ArrowLeft: Math.max((current ?? count) - 1, 0), ArrowRight: Math.min((current ?? -1) + 1, last), Home: 0, End: last, Escape: null }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    read(next);
+  });
+}
+for (const chart of all(".chart")) {
+  const hits = all(".hit", chart), text = chart.parentElement.querySelector(".read");
+  const atPointer = (event) => (event.target.closest(".hit") ? hits.indexOf(event.target.closest(".hit")) : null);
+  reader(chart, hits.length, atPointer, (index) => {
+    hits.forEach((hit, other) => hit.classList.toggle("on", other === index));
+    text.textContent = index === null ? "" : hits[index].dataset.text;
+  });
+}
+
 // curves: one cursor over all strips
 if (by("strips")) {
   const { first, last } = data, strips = all(".strip"), ends = strips.map((strip) => [...strip.querySelector(".val").children]);
@@ -24,7 +50,8 @@ if (by("strips")) {
 }
 
 // tokens
-function tokens(list, select) {
+if (by("list")) {
+  const list = by("list"), select = by("objective");
   const tell = (top, index) => {
     const response = data.responses[top.response], share = top.shares[index];
     const methods = Object.keys(top.did).filter((name) => top.did[name].includes(index));
@@ -46,12 +73,9 @@ function tokens(list, select) {
   };
   const mark = (token, focus = true) => {
     if (!token) return;
-    for (const current of all("[aria-current]", list)) {
-      current.removeAttribute("aria-current");
-      current.tabIndex = -1;
-    }
-    token.setAttribute("aria-current", "true");
-    token.tabIndex = 0;
+    const current = list.querySelector("[aria-current]");
+    if (current) Object.assign(current, { ariaCurrent: null, tabIndex: -1 });
+    Object.assign(token, { ariaCurrent: "true", tabIndex: 0 });
     tell(data.objectives[select.value][token.dataset.top], Number(token.dataset.index));
     if (focus) token.focus();
   };
@@ -67,7 +91,6 @@ function tokens(list, select) {
         const value = shares[index], size = Math.abs(value) / most;
         const level = value === 0 ? 0 : size > 0.5 ? 4 : size > 0.2 ? 3 : size > 0.06 ? 2 : size > 0.01 ? 1 : 0;
         const token = make("span", `t${level ? ` d${value > 0 ? 4 + level : 4 - level}` : ""}${value === 0 ? " off" : ""}`, text);
-        token.tabIndex = -1;
         Object.assign(token.dataset, { top: row, index });
         body.append(token);
       });
@@ -95,4 +118,3 @@ function tokens(list, select) {
     });
   draw();
 }
-if (by("list")) tokens(by("list"), by("objective"));

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
-from rlstab.page.render import rendered, safe_json
+from rlstab.page.render import rendered, safe_json, short
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
 from rlstab.signs import SIGNS
@@ -22,8 +22,10 @@ from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternative, Alternatives, Top
-    from rlstab.look.gradient import Gradient
+    from rlstab.look.gradient import Gradient, Token
     from rlstab.record import Step
+
+    Responses: TypeAlias = Callable[[int, int], Mapping[str, Any]]
 
 #: Marker in the head of a page that rlstab wrote.
 MARK = b'<meta name="rlstab-look"'
@@ -35,6 +37,8 @@ AROUND, MOST_TOKENS = 8, 600
 NEAR = 4.0
 #: A curve that moves by less than this share of its size is not drawn.
 FLAT = 0.02
+#: Significant digits of a number that a reader asks for.
+DIGITS = 4
 #: Values of a curve of which the thick line is the mean.
 RUN = 10
 #: Before the length of a step.
@@ -45,13 +49,12 @@ PROMPT = 120
 
 def page(run: Look) -> str:
     """The HTML. Nothing that a file says is read as HTML or script."""
-    signs = _signs(run)
-    curves = _curves(run, signs)
-    texts = _Texts(run.steps, run.decode)
-    gradient = None if run.gradient is None else _gradient(run.gradient, texts)
-    methods, data = (None, {}) if run.methods is None else _methods(run.methods, texts)
+    curves = _curves(run)
+    response = cache(partial(_response, run.steps, run.decode))
+    gradient = None if run.gradient is None else _gradient(run.gradient, response)
+    methods, data = (None, {}) if run.methods is None else _methods(run.methods, run.steps, response)
     sections = {
-        "curves": ("Curves", curves["strips"]),
+        "curves": ("Curves", curves),
         "loss": ("Loss", run.loss if run.steps else None),
         "sampler": ("Sampler", run.sampler),
         "gradient": ("Gradient", gradient),
@@ -60,18 +63,17 @@ def page(run: Look) -> str:
     }
     context = {
         "what": _what(run),
-        "happened": signs,
         "speaks": _speaks(run),
         "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
+        "curves": curves,
         "gradient": gradient,
         "methods": methods,
-        **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
-        "data": Markup(safe_json({**curves["data"], **data})),
+        "numbers": {"data": Markup(safe_json({**(curves["data"] if curves else {}), **data}))},
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"log": math.log, "median": median, "signs": SIGNS, "listed": listed},
+        **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
     }
     return rendered("look/look.html", functions | context)
 
@@ -88,21 +90,6 @@ def _what(run: Look) -> str:
         tokens = sum(len(step.batch) for step in run.steps)
         parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {tokens:,} tokens")
     return " · ".join(parts)
-
-
-def _signs(run: Look) -> list[dict[str, Any]]:
-    if run.diagnosis is None:
-        return []
-    unit = run.diagnosis.log.unit.capitalize()
-    return [
-        {
-            "title": f"{unit} {sign.step}: {SIGNS[sign.name].title}",
-            "text": sign.text,
-            "step": sign.step,
-            "metric": next((name for name in SIGNS[sign.name].reads if name in run.diagnosis.log.metrics), ""),
-        }
-        for sign in run.diagnosis.fired
-    ]
 
 
 def _speaks(run: Look) -> list[tuple[str, str]]:
@@ -124,16 +111,18 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The metrics of the log as strips over one axis."""
+def _curves(run: Look) -> dict[str, Any] | None:
+    """The metrics of the log as strips over one axis; None without any."""
     log = run.log
     metrics = {} if log is None else {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
     if log is None or not metrics:
-        return {"strips": [], "flags": [], "ticks": [], "unit": "step", "flat": "", "data": {}}
+        return None
     first = min(int(steps[0]) for steps, _ in metrics.values())
     last = max(int(steps[-1]) for steps, _ in metrics.values())
-    telling = dict.fromkeys(sign["metric"] for sign in signs if sign["metric"] in metrics)
-    ordered = [*telling, *(name for name in in_order(set(metrics)) if name not in telling)]
+    signs = run.diagnosis.fired if run.diagnosis else ()
+    shows = [next((name for name in SIGNS[sign.name].reads if name in log.metrics), "") for sign in signs]
+    telling = [name for name in shows if name in metrics]
+    ordered = dict.fromkeys([*telling, *in_order(set(metrics))])
     ends = {name: (values.min(), values.max()) for name, (_, values) in metrics.items()}
     moves = {name for name, (lowest, high) in ends.items() if not high - lowest <= FLAT * max(abs(high), abs(lowest))}
     moving = [name for name in ordered if name in telling or name in moves]
@@ -143,9 +132,9 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return round(100 * (step - first) / max(last - first, 1), 2)
 
     flags: list[tuple[float, list[int]]] = []
-    for number, sign in sorted(enumerate(signs, 1), key=lambda item: (item[1]["step"], item[0])):
-        if not flags or left(sign["step"]) - flags[-1][0] > NEAR:
-            flags.append((left(sign["step"]), []))
+    for step, number in sorted((sign.step or 0, number) for number, sign in enumerate(signs, 1)):
+        if not flags or left(step) - flags[-1][0] > NEAR:
+            flags.append((left(step), []))
         flags[-1][1].append(number)
     strips, data = [], {}
     for name in moving[:STRIPS]:
@@ -157,32 +146,23 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "metric": name,
                 "title": axis(name).title,
                 "name": log.names.get(name, name),
-                "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
+                "signs": [number for number, metric in enumerate(shows, 1) if metric == name],
                 "raw": _path(steps, values, left, low, high),
                 "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
                 **{"low": low, "high": high, "lowest": lowest, "highest": highest},
                 **{"start": float(values[0]), "end": Metric(name, steps, values).end},
             }
         )
-        data[name] = dict(zip(steps.tolist(), map(round_, values.tolist()), strict=True))
+        data[name] = dict(zip(steps.tolist(), short(values, DIGITS), strict=True))
     stride = int(round_step(max((last - first) / 5, 1)))
-    marks = [
-        first,
-        *(step for step in range(stride, last, stride) if step > first + stride / 2 and step < last - stride / 2),
-    ]
+    marks = [step for step in range(stride, last, stride) if first + stride / 2 < step < last - stride / 2]
     return {
         "strips": strips,
-        "flags": [{"left": share, "numbers": numbers} for share, numbers in flags],
-        "ticks": [(left(step), step) for step in (*marks, last)],
-        "unit": log.unit,
+        "flags": flags,
+        "ticks": [(left(step), step) for step in (first, *marks, last)],
         "flat": "; ".join(flat),
         "data": {"first": first, "last": last, "unit": log.unit, "curves": data},
     }
-
-
-def round_(value: float) -> float:
-    """Four digits are enough to read."""
-    return float(f"{value:.4g}")
 
 
 def _running(values: Any) -> Any:
@@ -221,7 +201,7 @@ def _decades(error: float) -> float:
     return 1 + math.log10(max(1e-12, error)) / 8
 
 
-def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
+def _gradient(gradient: Gradient, response: Responses) -> dict[str, Any]:
     pairs = (gradient.quadrants[side, "rare"] for side in ("rewarded", "punished"))
     rare, rare_tokens = map(sum, zip(*pairs, strict=True))
     sentence = (
@@ -236,12 +216,11 @@ def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
         **vars(gradient),
         "said": sentence,
         "positions": [pair for pair in gradient.positions if any(pair)] or [(0.0, 0.0)],
-        "largest": [_token(token, texts) for token in gradient.largest],
+        "largest": [_token(token, response(token.step, token.response)) for token in gradient.largest],
     }
 
 
-def _token(token: Any, texts: _Texts) -> dict[str, Any]:
-    response = texts.response(token.step, token.response)
+def _token(token: Token, response: Mapping[str, Any]) -> dict[str, Any]:
     tokens, position = response["tokens"], token.position
     before = "".join(tokens[max(0, position - AROUND) : position])
     return {
@@ -260,31 +239,25 @@ def _token(token: Any, texts: _Texts) -> dict[str, Any]:
 # -- methods and tokens ------------------------------------------------------------------------------------------------
 
 
-class _Texts:
-    """Responses of a dump as the page shows them, each made once."""
-
-    def __init__(self, steps: Sequence[Step], decode: Decode | None) -> None:
-        self.steps, self.decode = steps, decode
-        self.response = cache(self._response)
-
-    def _response(self, step_index: int, response: int) -> dict[str, Any]:
-        step = self.steps[step_index]
-        where = step.row == response
-        ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
-        tokens = [f" {token_id}" for token_id in ids] if self.decode is None else token_texts(self.decode, ids)
-        prompt_text = "" if not prompt else f"({len(prompt)} tokens)" if self.decode is None else self.decode(prompt)
-        sampled, rewards = step.tensors.get("rollout_logprobs"), step.tensors.get("rewards")
-        reward = None if rewards is None else float(rewards[response])
-        return {
-            "step": step.number,
-            "id": str(int(step.batch.sequence_ids[response])),
-            "reward": reward if reward is not None and math.isfinite(reward) else None,
-            "prompt": visible(prompt_text[-PROMPT:], spaces=False),
-            "tokens": list(map(visible, tokens)),
-            "p": [round_(value) for value in step.tensors["logprobs"][where].exp().tolist()],
-            "q": None if sampled is None else [round_(value) for value in sampled[where].exp().tolist()],
-            "advantage": [round_(value) for value in step.tensors["advantages"][where].tolist()],
-        }
+def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, response: int) -> dict[str, Any]:
+    """A response of a dump as the page shows it."""
+    step = steps[step_index]
+    where = step.row == response
+    ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
+    tokens = [f" {token_id}" for token_id in ids] if decode is None else token_texts(decode, ids)
+    prompt_text = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
+    sampled, rewards = step.tensors.get("rollout_logprobs"), step.tensors.get("rewards")
+    reward = None if rewards is None else float(rewards[response])
+    return {
+        "step": step.number,
+        "id": str(int(step.batch.sequence_ids[response])),
+        "reward": reward if reward is not None and math.isfinite(reward) else None,
+        "prompt": visible(prompt_text[-PROMPT:], spaces=False),
+        "tokens": list(map(visible, tokens)),
+        "p": short(step.tensors["logprobs"][where].exp().tolist(), DIGITS),
+        "q": None if sampled is None else short(sampled[where].exp().tolist(), DIGITS),
+        "advantage": short(step.tensors["advantages"][where].tolist(), DIGITS),
+    }
 
 
 def _did(row: Alternative) -> str:
@@ -297,48 +270,44 @@ def _did(row: Alternative) -> str:
     return ", ".join(acted) or defaults.get(row.acts_on, "")
 
 
-def _row(row: Alternative, index: int) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "joins": row.joins,
-        "did": _did(row),
-        "bar": f"{min(row.turn / 90, 1) * 100:.1f}",
-        "turn": f"{row.turn:.0f}°" if row.turn >= 10 else f"{row.turn:.1f}°",
-        "length": f"{TIMES} {row.length:.2g}",
-        "index": index,
-    }
+def _turn(row: Alternative) -> str:
+    return f"{row.turn:.0f}°" if row.turn >= 10 else f"{row.turn:.1f}°"
 
 
-def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict[str, Any]]:
+def _length(row: Alternative) -> str:
+    return f"{TIMES} {row.length:.2g}"
+
+
+def _methods(
+    methods: Alternatives, steps: Sequence[Step], response: Responses
+) -> tuple[dict[str, Any], dict[str, Any]]:
     from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN
 
     acting = [row for row in methods.rows if row.acts]
-    numbered = {row.name: index for index, row in enumerate(acting, 1)}
-    rows = {row.name: _row(row, numbered.get(row.name, 0)) for row in methods.rows}
-    groups = [(title, [rows[row.name] for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
-    turned = sorted(acting, key=lambda row: -row.turn)
-    sentence = (
-        f"{turned[0].name} would turn its gradient most, by {rows[turned[0].name]['turn']}, with a step "
-        f"{rows[turned[0].name]['length']}."
-        if turned
-        else "None would have changed the gradient of these steps visibly."
-    )
+    groups = [(title, [row for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
+    sentence = "None would have changed the gradient of these steps visibly."
+    if acting:
+        furthest = max(acting, key=lambda row: row.turn)
+        sentence = (
+            f"{furthest.name} would turn its gradient most, by {_turn(furthest)}, with a step {_length(furthest)}."
+        )
     objectives = [methods.own, *acting]
     context = {
         "said": f"{methods.told} {sentence}".strip(),
         "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
         "groups": [(title, shown) for title, shown in groups if shown],
-        "idle": [rows[row.name] for row in methods.rows if not row.acts],
+        "idle": [row for row in methods.rows if not row.acts],
+        "index": {row.name: index for index, row in enumerate(acting, 1)},
         "least": f"{TURN:g}° and change its length by less than {100 * LENGTH:g} %",
         "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
-        "presets": [_row(row, 0) for row in methods.presets],
-        "responses": f"{sum(len(step.tensors['lengths']) for step in texts.steps):,}",
-        "choices": ["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)],
+        "presets": methods.presets,
+        "responses": f"{sum(len(step.tensors['lengths']) for step in steps):,}",
+        "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }
     data = {
         "objectives": [[_top(top) for top in row.top] for row in objectives],
         "responses": {
-            f"{top.step}-{top.response}": _cut(texts.response(top.step, top.response))
+            f"{top.step}-{top.response}": _cut(response(top.step, top.response))
             for row in objectives
             for top in row.top
         },
@@ -346,21 +315,19 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
     return context, data
 
 
-def _numbers(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else round_(value) for value in values[:MOST_TOKENS]]
-
-
 def _top(top: Top) -> dict[str, Any]:
-    return {
-        "response": f"{top.step}-{top.response}",
-        "share": round_(top.share),
-        "shares": _numbers(top.tokens),
-        "did": {name: [token for token in tokens if token < MOST_TOKENS] for name, tokens in top.did.items()},
-        "ratio": _numbers(top.ratio),
-        "weight": _numbers(top.weight) if any(value not in (1.0, None) for value in top.weight) else None,
-    }
+    return _cut(
+        {
+            "response": f"{top.step}-{top.response}",
+            "share": short([top.share], DIGITS)[0],
+            "shares": short(top.tokens, DIGITS),
+            "did": top.did,
+            "ratio": short(top.ratio, DIGITS),
+            "weight": short(top.weight, DIGITS) if any(value not in (1.0, None) for value in top.weight) else None,
+        }
+    )
 
 
-def _cut(response: Mapping[str, Any]) -> dict[str, Any]:
-    by_token = ("tokens", "p", "q", "advantage")
-    return {name: value[:MOST_TOKENS] if name in by_token and value else value for name, value in response.items()}
+def _cut(record: Mapping[str, Any]) -> dict[str, Any]:
+    """With the first :data:`MOST_TOKENS` tokens of what it has by token."""
+    return {name: value[:MOST_TOKENS] if isinstance(value, list) else value for name, value in record.items()}

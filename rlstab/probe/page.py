@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from rlstab.page.render import rendered
@@ -18,49 +19,22 @@ SHIFT = 0.012
 
 def page(drawn: Map) -> str:
     """The HTML of a map."""
-    rows = [
-        {
-            "title": title,
-            "cells": [_cell(drawn, row, index) for index in range(len(drawn.columns))],
-            "base": row == "base",
-            "acted": drawn.acted(row),
-        }
-        for row, title in drawn.rows.items()
+    functions = {"about": _about, "colour": partial(_colour, drawn), "figure": partial(_figure, drawn)}
+    context = {"map": drawn, "legend": LEGEND, "numbers": {}}
+    return rendered("probe/map.html", context | functions, script=False)
+
+
+def _about(score: Score) -> list[tuple[str, str]]:
+    doses = [
+        f"above {setting(score.doses[-1])}" if math.isinf(dose) else f"{dose:.3g}"
+        for dose in (score.tolerated, score.harm)
     ]
-    context = {"legend": LEGEND, "columns": drawn.columns, "rows": rows, "remarks": drawn.remarks}
-    return rendered("probe/map.html", context, script=False)
-
-
-def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
-    cell, column, score = drawn.cells[row, index], drawn.columns[index], drawn.cells[row, index].score
-    value, bracket, interval = drawn.shown(cell).partition(" [")
-    about = []
-    if isinstance(score, Score):
-        doses = [
-            f"above {setting(score.doses[-1])}" if math.isinf(x) else f"{x:.3g}" for x in (score.tolerated, score.harm)
-        ]
-        about = [
-            ("tolerated dose", doses[0]),
-            ("ends below its start from", doses[1]),
-            ("price: left of the gain at the first dose", str(score.price)),
-            ("seeds", ", ".join(map(str, score.seeds))),
-        ]
-    return {
-        "id": f"c-{list(drawn.rows).index(row)}-{index}",
-        "row": drawn.rows[row],
-        "column": column.title,
-        "dial": column.probe.dial,
-        "shown": drawn.shown(cell),
-        "value": value,
-        "interval": bracket.strip() + interval,
-        "why": score if isinstance(score, str) else "",
-        "colour": _colour(drawn, cell),
-        "price": None if isinstance(score, str) else round(40 * min(max(score.price.value, 0), 1.25) / 1.25, 1),
-        "about": about,
-        "prediction": cell.prediction,
-        "held": drawn.held(cell),
-        "figure": _figure(drawn, row, index),
-    }
+    return [
+        ("tolerated dose", doses[0]),
+        ("ends below its start from", doses[1]),
+        ("price: left of the gain at the first dose", str(score.price)),
+        ("seeds", ", ".join(map(str, score.seeds))),
+    ]
 
 
 def _colour(drawn: Map, cell: MapCell) -> str:

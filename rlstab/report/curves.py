@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import WIDTH
+from rlstab.page.render import short
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import AREA, DERIVED, Comparison
-from rlstab.report.cost import cost_at
 from rlstab.report.formatting import METRICS
 from rlstab.report.runs import RunRecord, curve
 
@@ -22,6 +20,8 @@ from rlstab.report.runs import RunRecord, curve
 BUDGET = 320_000
 #: More points than the first add nothing at the width of a figure; fewer than the second show no shape.
 POINTS, FEWEST = 120, 24
+#: Significant digits of a value: with four, shares near 1, such as the kept tokens, would look like steps.
+DIGITS = 6
 #: Quartiles of the seeds, and their mean.
 BAND = ("low", "mean", "high")
 #: With fewer evaluations than this, the training curve shows more.
@@ -163,54 +163,32 @@ def curve_of(comparison: Comparison, outcome: str) -> str:
 # -- numbers for the page ----------------------------------------------------------------------------------------------
 
 
-def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], scales: Mapping[str, float]) -> dict[str, Any]:
-    """Curves of all runs, and what the runs of each method had spent at each point of a grid.
+def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str, Any]:
+    """Curves of all runs.
 
-    The keys are ``grids``, lists of rollouts; ``curves``, by setting, method and metric; and ``costs``, by setting,
-    method, grid and unit.
+    The keys are ``grids``, lists of rollouts, and ``curves``, by setting, method and metric.
 
     Args:
         groups: runs by setting and method; the keys are those of the page's controls.
-        scales: the amount that is 1 on the axis of a unit of :attr:`RunRecord.spent`, by unit.
     """
     numbers = sum(
         (len(runs) + len(BAND)) * len(metrics_of(runs)) for methods in groups.values() for runs in methods.values()
     )
     points = max(FEWEST, min(POINTS, BUDGET // max(numbers, 1)))
     grids: dict[tuple[int, ...], int] = {}
-    curves: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
-    costs: dict[str, Any] = {setting: defaultdict(dict) for setting in groups}
+    curves: dict[str, Any] = {setting: {method: {} for method in methods} for setting, methods in groups.items()}
     for setting, method in ((setting, method) for setting, methods in groups.items() for method in methods):
         runs = groups[setting][method]
         for metric in sorted(metrics_of(runs)):
             if (seeds := seeds_of(runs, metric, points)) is None:
                 continue
-            grid = grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids))
-            drawn = [run for run in runs if run.seed in seeds.seeds]
-            losses = np.array(list(map(collapsed, drawn)))
+            losses = np.array([collapsed(run) for run in runs if run.seed in seeds.seeds])
             band = seeds.band(losses if losses.all() else ~losses, metric in METRICS["gradients"])
             curves[setting][method][metric] = {
-                "grid": grid,
+                "grid": grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids)),
                 "names": list(seeds.seeds),
                 "lost": losses.tolist(),
-                "seeds": list(map(_short, seeds.values)),
-                **dict(zip(BAND, map(_short, band), strict=True)),
+                "seeds": [short(values, DIGITS) for values in seeds.values],
+                **{name: short(values, DIGITS) for name, values in zip(BAND, band, strict=True)},
             }
-            for unit, scale in scales.items():
-                if all(unit in run.spent for run in drawn):
-                    spent = np.ma.masked_invalid([_spent(run, unit, seeds.rollouts) / scale for run in drawn])
-                    mean = np.maximum.accumulate(
-                        spent.mean(0).filled(np.nan)
-                    )  # a costly run that stops leaves the mean
-                    axes = {"seeds": list(map(_short, spent.filled(np.nan))), "mean": _short(mean)}
-                    costs[setting][method].setdefault(grid, {})[unit] = axes
-    return {"grids": list(map(list, grids)), "curves": curves, "costs": costs}
-
-
-def _spent(run: RunRecord, unit: str, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.where(rollouts <= run.spent[unit][0][-1], cost_at(run, unit, rollouts), np.nan)
-
-
-def _short(values: Iterable[float]) -> list[float | None]:
-    """Six significant digits: with four, shares near 1, such as the kept tokens, would look like steps."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    return {"grids": list(map(list, grids)), "curves": curves}

@@ -44,11 +44,14 @@ def places(values: list[float]) -> int:
     return 3 if largest == 0 or largest >= 0.01 else min(6, 1 - math.floor(math.log10(largest)))
 
 
-def estimate(value: float | None, low: float | None, high: float | None) -> str:
-    """A number with its interval, if it has one."""
-    digits = places([number for number in (value, low, high) if number is not None])
-    interval = "" if low is None or high is None else f" [{decimals(low, digits)}, {decimals(high, digits)}]"
-    return decimals(value, digits) + interval
+def estimate(
+    value: float | None, low: float | None, high: float | None, digits: int | None = None, signed: bool = False
+) -> str:
+    """A number with its interval, if it has one; with as many decimals as its column, or as its size asks for."""
+    if digits is None:
+        digits = places([number for number in (value, low, high) if number is not None])
+    texts = [decimals(number, digits, signed) for number in (value, low, high)]
+    return texts[0] if low is None or high is None else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
 def size(value: float | None, low: float | None, high: float | None, unit: str) -> str:

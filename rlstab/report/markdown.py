@@ -65,9 +65,9 @@ def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
     for outcome in comparison.outcomes:
         rows = rows_of(table, outcome)
         for index, row in enumerate(rows if any(row.seeds for row in rows) else []):
-            compared = [str(text or "") for text in (row.value, row.difference)]
             verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            yield ["" if index else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
+            name = "" if index else outcome.name
+            yield [name, row.method, str(row.seeds), row.value, row.difference, row.cost, verdict]
 
 
 def _frame(table: Table) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import yaml
@@ -16,6 +15,7 @@ from rlstab.bins import WIDTH
 from rlstab.console import counted
 from rlstab.page.render import digest, packed, rendered, safe_json
 from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.cost import UNITS
 from rlstab.report.curves import (
     DARK,
     LIGHT,
@@ -29,8 +29,8 @@ from rlstab.report.curves import (
 )
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, axis, in_order, listed, own_title, setting
-from rlstab.report.runs import curve
-from rlstab.report.statistics import Estimate, p_value
+from rlstab.report.runs import curve, grouped
+from rlstab.report.statistics import p_value
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.safe_read import plain
@@ -38,10 +38,6 @@ from rlstab.signs import COUNTED
 
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
-#: Units of :attr:`RunRecord.spent` as axes.
-SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
-#: Seconds in a unit of time, by the shortest time that is drawn in it.
-TIMES = ((7200, "hours", 3600), (120, "minutes", 60), (0, "seconds", 1))
 
 
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
@@ -55,12 +51,12 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     plotly = get_plotlyjs()
     pairs = zip(LIGHT, DARK, strict=True)
     colours = " ".join(f"--m{index}: light-dark({light}, {dark});" for index, (light, dark) in enumerate(pairs))
-    numbers = {"plotly": packed(plotly), "data": packed(safe_json(plain(data(comparison)))), "source": source}
+    numbers = {"data": packed(safe_json(plain(data(comparison)))), "plotly": packed(plotly)}
     functions = {
         **{"axis": axis, "own_title": own_title, "highest_stable": highest_stable, "p_value": p_value},
         "lost_at": lambda sweep: [[f"lost at {_short(value)}"] for value in sweep.values],
     }
-    context = contents(comparison, command) | functions | numbers
+    context = contents(comparison, command) | functions | {"numbers": numbers, "source": source}
     return rendered("report/page.html", context, style=f":root {{ {colours} }}", libraries=[digest(plotly)])
 
 
@@ -79,10 +75,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
-    by_method: dict[str, list[str]] = defaultdict(list)
-    for name in metrics:
-        if "/" in name and not name.startswith(tuple(METRICS["general"])):
-            by_method[name.rpartition("/")[0]].append(name)
+    of_methods = [name for name in metrics if "/" in name and not name.startswith(tuple(METRICS["general"]))]
     # the largest k tells most about what the policy can still find
     largest = [name for name in metrics if name.startswith("eval/pass@")][-1:]
     usual = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
@@ -95,9 +88,8 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "first_sweep": lead_sweep(comparison),
         "first_metric": lead,
         "outcome_titles": {outcome.name: outcome.title for outcome in comparison.outcomes},
-        "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
+        "unit": UNITS.get(comparison.by),
         "settings": names,
-        "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
         "tables": [
             (key, result_table(table, outcome, alone=len(tables) == 1))
@@ -111,12 +103,11 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "shares": {
             name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
         },
-        "by_method": by_method,
+        "by_method": grouped(of_methods, lambda name: name.rpartition("/")[0]),
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.losses.rate.hits for table in tables.values() for counts in table.collapses.values()),
         "signs": COUNTED,
-        "sign_heads": [[sign.title] for sign in COUNTED.values()],
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -162,7 +153,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len({run.seed for run in runs}), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(counts)})",
         f"{length} rollouts per run",
-        *([f"compared by {SPENT[comparison.by]}"] if comparison.by != "rollouts" else []),
+        *([f"compared by {UNITS[comparison.by]}"] if comparison.by in UNITS else []),
     ]
     return " · ".join(parts)
 
@@ -171,7 +162,7 @@ def _what(comparison: Comparison, methods: int) -> str:
 
 
 def _config(table: Table, name: str) -> dict[str, Any]:
-    """The configuration of a method, its lines marked as shared with the baseline's or not."""
+    """The configuration of a method, as a unified diff from the baseline's if they differ."""
     config, baseline = (
         next((run.config for run in table.runs.get(method or "", ()) if run.config), None)
         for method in (name, table.baseline)
@@ -180,23 +171,18 @@ def _config(table: Table, name: str) -> dict[str, Any]:
         str(run.about["objective_hash"]) for run in table.runs[name] if "objective_hash" in run.about
     )
     about = [f"objective {', '.join(hashes)}"] if hashes else []
-    lines = [] if config is None else list(marked_lines(config, config if baseline is None else baseline))
-    changed = sum(kind != "same" for kind, _ in lines)
+    lines = [] if config is None else _yaml(config).splitlines()
     if config is None:
         about.append("its configuration was not found")
     elif name == table.baseline:
         about.append("the baseline")
     elif baseline is not None:
+        baseline_lines = _yaml(baseline).splitlines()
+        changes = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:]
+        changed = sum(not line.startswith(" ") for line in changes)
         about.append(f"{counted(changed, 'line')} differ{'s' * (changed == 1)} from {table.baseline}")
+        lines = changes or lines
     return {"name": name, "about": "; ".join(about), "lines": lines}
-
-
-def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The lines of two configurations: in both (``same``), only in this one (``new``), only in the other (``gone``)."""
-    lines, baseline_lines = _yaml(config).splitlines(), _yaml(baseline).splitlines()
-    kinds = {" ": "same", "+": "new", "-": "gone"}
-    marked = list(difflib.unified_diff(baseline_lines, lines, n=len(baseline_lines)))[3:]
-    yield from ((kinds[line[0]], line[1:]) for line in marked or [f" {line}" for line in lines])
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
@@ -209,41 +195,20 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-#: Width of the drawing of one difference, and its margin, in its own units.
-FOREST, MARGIN = 150.0, 7.0
-
 
 def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
     """One outcome in one setting, which is named unless it is ``alone``."""
     rows = rows_of(table, outcome)
-    remarks: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.remark:
-            remarks[row.remark].append(row.method)
+    remarks = grouped([row for row in rows if row.remark], attrgetter("remark"))
     where = f"{table.title}. " if table.title and not alone else ""
     unit = f", in {outcome.unit}" if outcome.unit else ""
-    losses = [table.collapses[row.method].losses for row in rows]
     return {
+        "table": table,
         "outcome": outcome.name,
-        "baseline": table.baseline,
         "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
-        "rows": list(zip(rows, forest([row.estimate for row in rows]), losses, strict=True)),
-        "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],
+        "rows": rows,
+        "remarks": [f"{', '.join(row.method for row in group)}: {remark}." for remark, group in remarks.items()],
     }
-
-
-def forest(estimates: Sequence[Estimate | None]) -> list[dict[str, float | None]]:
-    """Zero, value and interval of each difference from the left edge of its drawing; all have one scale."""
-    names = ("value", "low", "high")
-    columns = [{"zero": 0.0} | {name: getattr(estimate, name, None) for name in names} for estimate in estimates]
-    numbers = [number for column in columns for number in column.values() if number is not None]
-    low, span = min(numbers), max(numbers) - min(numbers)
-
-    def position(number: float | None) -> float | None:
-        share = 0.5 if number is None or span == 0 else (number - low) / span
-        return None if number is None else round(MARGIN + share * (FOREST - 2 * MARGIN), 1)
-
-    return [{name: position(number) for name, number in column.items()} for column in columns]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -254,30 +219,21 @@ def data(comparison: Comparison) -> dict[str, Any]:
     looks, tables = line_styles(comparison), _tables(comparison)
     keys = {name: f"m{index}" for index, name in enumerate(looks)}
     groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
-    longest = max((run.spent["seconds"][1][-1] for run in comparison.loaded.runs if "seconds" in run.spent), default=0)
-    time, scale = next((unit, scale) for least, unit, scale in TIMES if longest >= least)
+    drawn = curve_data(groups)
+    for key, table in tables.items():
+        for name in table.methods:
+            survival = dict(zip(("x", "mean", "low", "high"), table.collapses[name].losses.survival, strict=True))
+            drawn["curves"][key][keys[name]]["survival"] = {**survival, "seeds": [], "lost": []}
     return {
-        "methods": [
-            {"key": keys[name], "name": name, "baseline": look.colour == 0, **asdict(look)}
-            for name, look in looks.items()
-        ],
+        "methods": [{"key": keys[name], "name": name, **asdict(look)} for name, look in looks.items()],
         "settings": [{"key": key, "name": name} for key, name in _setting_names(tables).items()],
         "outcomes": {
             outcome.name: {"title": outcome.title, "curve": curve_of(comparison, outcome.name)}
             for outcome in comparison.outcomes
         },
-        "metrics": {name: asdict(axis(name)) for name in metrics_of(comparison.loaded.runs)},
-        "axes": {
-            "rollout": {"title": "rollout", "hover": "rollout %{x}", "format": "~g"},
-            "tokens": {"title": SPENT["tokens"], "hover": "%{x:.3s} tokens", "format": "~s"},
-            "seconds": {"title": f"{SPENT['seconds']}, {time}", "hover": f"%{{x:.3~g}} {time}", "format": "~g"},
-        },
+        "metrics": {name: asdict(axis(name)) for name in (*metrics_of(comparison.loaded.runs), "survival")},
         "sweeps": [_sweep_data(comparison, sweep, keys) for sweep in comparison.sweeps],
-        "survival": {
-            key: {keys[name]: table.collapses[name].losses.survival for name in table.methods}
-            for key, table in tables.items()
-        },
-        **curve_data(groups, {"tokens": 1, "seconds": scale}),
+        **drawn,
     }
 
 
@@ -289,18 +245,17 @@ def _short(value: float) -> str:
 def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -> dict[str, Any]:
     tables = {(table.bench or "", table.setting): table for table in comparison.tables}
     methods: dict[str, Any] = {}
-    for name, highest in sweep.highest.items():
-        points = [point for point in sweep.points if point.method == name]
-        outcomes: dict[str, list[list[float]]] = defaultdict(list)
-        for point, outcome in itertools.product(points, comparison.outcomes):
-            outcomes[outcome.name].append(sorted(tables[sweep.bench, point.setting].cells[name, outcome.name].every))
+    for name, points in grouped(sweep.points, attrgetter("method")).items():
+        cells = [tables[sweep.bench, point.setting].cells for point in points]
         methods[keys[name]] = {
             "x": [point.value for point in points],
             "stable": [point.stable for point in points],
             "collapsed": [f"{point.collapsed} of {point.runs}" for point in points],
-            "highest": highest,
-            "told": highest_stable(sweep, name),
-            "outcomes": outcomes,
+            "highest": sweep.highest[name],
+            "outcomes": {
+                outcome.name: [sorted(of_point[name, outcome.name].every) for of_point in cells]
+                for outcome in comparison.outcomes
+            },
         }
     return {
         "key": sweep.key,

@@ -8,21 +8,9 @@ from dataclasses import dataclass
 from rlstab.config.identity import is_measured
 from rlstab.console import counted
 from rlstab.report.comparison import Cell, Outcome, Table
-from rlstab.report.formatting import decimals, places
+from rlstab.report.formatting import decimals, estimate, places
 from rlstab.report.runs import RunRecord
 from rlstab.report.statistics import Estimate, Paired
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A number as text, with its interval where it has one."""
-
-    value: str
-    low: str | None
-    high: str | None
-
-    def __str__(self) -> str:
-        return self.value if self.low is None else f"{self.value} [{self.low}, {self.high}]"
 
 
 @dataclass(frozen=True)
@@ -32,9 +20,8 @@ class TableRow:
     Attributes:
         method: its name.
         seeds: number of seeds with a value.
-        value: the mean of the runs that were not lost.
-        difference: from the baseline; None for the baseline itself, and without a baseline.
-        estimate: the same difference as numbers, likewise.
+        value: the mean of the runs that were not lost, with its interval where it has one.
+        difference: from the baseline; empty for the baseline itself, and without a baseline.
         verdict: in words.
         cost: what a rollout costs, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
@@ -43,9 +30,8 @@ class TableRow:
 
     method: str
     seeds: int
-    value: Shown
-    difference: Shown | None
-    estimate: Estimate | None
+    value: str
+    difference: str
     verdict: str
     cost: str
     remark: str
@@ -69,9 +55,8 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
         return TableRow(
             method=method,
             seeds=len(cell.values),
-            value=_shown(cell.summary, value_digits),
-            difference=_shown(paired.difference, difference_digits, signed=True) if paired else None,
-            estimate=paired.difference if paired else None,
+            value=_text(cell.summary, value_digits),
+            difference=_text(paired.difference, difference_digits, signed=True) if paired else "",
             verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
             cost=table.costs[method],
             remark="; ".join(remarks),
@@ -95,10 +80,8 @@ def _digits(estimates: Iterable[Estimate]) -> int:
     )
 
 
-def _shown(estimate: Estimate, digits: int, signed: bool = False) -> Shown:
-    if estimate.low is None or estimate.high is None:
-        return Shown(decimals(estimate.value, digits, signed), None, None)
-    return Shown(*(decimals(number, digits, signed) for number in (estimate.value, estimate.low, estimate.high)))
+def _text(number: Estimate, digits: int, signed: bool = False) -> str:
+    return estimate(number.value, number.low, number.high, digits, signed)
 
 
 def about_runs(runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -376,7 +376,6 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
         read.append(chart.locator("xpath=..").locator(".read").inner_text())
     assert len(read) == 1  # one step and one lag: positions alone
     assert read[0].startswith("position")
-    page.click("#theme")
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     browser_page.assert_clean()

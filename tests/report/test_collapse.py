@@ -153,7 +153,7 @@ def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:
     make_report([tmp_path / "b"], out=tmp_path / "out", metrics=["reward/area"])
     text = (tmp_path / "out/report.html").read_text()
     assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds' in text
-    assert 'data-figure="survival"' in text
+    assert 'data-metric="survival"' in text
     said = (tmp_path / "out/report.md").read_text()
     assert (
         "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %." in said
