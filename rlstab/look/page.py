@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
-from rlstab.page.render import rendered, safe_json, short
+from rlstab.page.render import rendered, safe_json
 from rlstab.record.token_texts import Decode, token_texts
-from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
+from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting, significant
 from rlstab.signs import SIGNS
 from rlstab.signs.sign import Metric
 from rlstab.visible import visible
@@ -153,7 +153,7 @@ def _curves(run: Look) -> dict[str, Any] | None:
                 **{"start": float(values[0]), "end": Metric(name, steps, values).end},
             }
         )
-        data[name] = dict(zip(steps.tolist(), short(values, DIGITS), strict=True))
+        data[name] = dict(zip(steps.tolist(), significant(values, DIGITS), strict=True))
     stride = int(round_step(max((last - first) / 5, 1)))
     marks = [step for step in range(stride, last, stride) if first + stride / 2 < step < last - stride / 2]
     return {
@@ -254,9 +254,9 @@ def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, res
         "reward": reward if reward is not None and math.isfinite(reward) else None,
         "prompt": visible(prompt_text[-PROMPT:], spaces=False),
         "tokens": list(map(visible, tokens)),
-        "p": short(step.tensors["logprobs"][where].exp().tolist(), DIGITS),
-        "q": None if sampled is None else short(sampled[where].exp().tolist(), DIGITS),
-        "advantage": short(step.tensors["advantages"][where].tolist(), DIGITS),
+        "p": significant(step.tensors["logprobs"][where].exp().tolist(), DIGITS),
+        "q": None if sampled is None else significant(sampled[where].exp().tolist(), DIGITS),
+        "advantage": significant(step.tensors["advantages"][where].tolist(), DIGITS),
     }
 
 
@@ -316,14 +316,15 @@ def _methods(
 
 
 def _top(top: Top) -> dict[str, Any]:
+    is_weighed = any(value not in (1.0, None) for value in top.weight)
     return _cut(
         {
             "response": f"{top.step}-{top.response}",
-            "share": short([top.share], DIGITS)[0],
-            "shares": short(top.tokens, DIGITS),
+            "share": significant([top.share], DIGITS)[0],
+            "shares": significant(top.tokens, DIGITS),
             "did": top.did,
-            "ratio": short(top.ratio, DIGITS),
-            "weight": short(top.weight, DIGITS) if any(value not in (1.0, None) for value in top.weight) else None,
+            "ratio": significant(top.ratio, DIGITS),
+            "weight": significant(top.weight, DIGITS) if is_weighed else None,
         }
     )
 

@@ -6,8 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
@@ -74,11 +73,6 @@ def digest(text: str) -> str:
 def packed(text: str) -> Markup:
     """A text for a page that unpacks it: gzip in base64, a third as long and the same at each call."""
     return Markup(base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode())
-
-
-def short(values: Iterable[float | None], digits: int) -> list[float | None]:
-    """Numbers with so many significant digits; None where one is missing or not finite."""
-    return [None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}") for value in values]
 
 
 def safe_json(data: Any) -> str:

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstab.bins import WIDTH
-from rlstab.page.render import short
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import AREA, DERIVED, Comparison
-from rlstab.report.formatting import METRICS
+from rlstab.report.formatting import METRICS, significant
 from rlstab.report.runs import RunRecord, curve
 
 #: Most numbers in all curves together, about 7 bytes each in the page.
@@ -188,7 +187,7 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[
                 "grid": grids.setdefault(tuple(seeds.rollouts.tolist()), len(grids)),
                 "names": list(seeds.seeds),
                 "lost": losses.tolist(),
-                "seeds": [short(values, DIGITS) for values in seeds.values],
-                **{name: short(values, DIGITS) for name, values in zip(BAND, band, strict=True)},
+                "seeds": [significant(values, DIGITS) for values in seeds.values],
+                **{name: significant(values, DIGITS) for name, values in zip(BAND, band, strict=True)},
             }
     return {"grids": list(map(list, grids)), "curves": curves}

@@ -36,6 +36,11 @@ def decimals(value: float | None, places: int, signed: bool = False) -> str:
     return ("" if zero else MINUS if value < 0 else "+" if signed else "") + text
 
 
+def significant(values: Iterable[float | None], digits: int) -> list[float | None]:
+    """Numbers with so many significant digits; None where one is missing or not finite."""
+    return [None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}") for value in values]
+
+
 def places(values: list[float]) -> int:
     """Decimals for a column: three, fewer for large numbers, more if all are small; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
