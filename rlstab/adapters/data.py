@@ -22,7 +22,8 @@ from torch import Tensor
 from rlstab.adapters.training import Given, open_objective
 from rlstab.core.batch import TokenBatch, layout_of, to_padded
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.loss import Part, counts, token_mean
+from rlstab.core.denominators import counts
+from rlstab.core.loss import Part, token_mean
 from rlstab.core.method_settings import check_choices
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlstab.console import capital
 from rlstab.core.batch import SIGNALS
-from rlstab.core.possible_values import impossible
+from rlstab.core.batch_checks import impossible
 from rlstab.errors import MissingSignal
 from rlstab.hosts import HOSTS
 

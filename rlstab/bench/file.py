@@ -32,8 +32,8 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench import launch
 from rlstab.bench.launch import Launch, launch_of, template_of
+from rlstab.config.allowed_changes import run_hash
 from rlstab.config.document import Document, Keys, shown
-from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
 from rlstab.config.settings import OTHER_MODELS, CollapseRule, Count, Settings
 from rlstab.config.user_code import located

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlstab.config.allowed_changes import digest
 from rlstab.config.document import Document, dump, flow
-from rlstab.config.identity import digest
 from rlstab.config.objectives import build_objective, dump_objective
 from rlstab.config.user_code import checksums, portable
 from rlstab.errors import ConfigError, did_you_mean

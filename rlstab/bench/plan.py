@@ -15,8 +15,8 @@ from rlstab.bench.launch import Launch
 from rlstab.bench.progress import last_records
 from rlstab.bench.record import FILE, read_record
 from rlstab.bench.worker import can_go_on
+from rlstab.config.allowed_changes import is_measured, is_neutral, settings_hash
 from rlstab.config.document import Document, flat
-from rlstab.config.identity import is_measured, is_neutral, settings_hash
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal, say

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlstab.config.allowed_changes import run_hash
     from rlstab.config.document import Document
     from rlstab.config.editor_schema import json_schema
-    from rlstab.config.identity import run_hash
     from rlstab.config.objectives import dump_objective, load_objective, objective_hash
     from rlstab.config.runs import RunConfig, dump_run, load_run
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home in ("document", "identity", "objectives", "runs", "editor_schema") if name in __all__ else ():
+    for home in ("document", "allowed_changes", "objectives", "runs", "editor_schema") if name in __all__ else ():
         module = import_module(f"rlstab.config.{home}")
         if name in vars(module):
             return globals().setdefault(name, vars(module)[name])

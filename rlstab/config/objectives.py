@@ -32,8 +32,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
+from rlstab.config.allowed_changes import digest
 from rlstab.config.document import MAX_DEPTH, Document, Keys, kind_of_file, shown
-from rlstab.config.identity import digest
 from rlstab.config.settings import Settings
 from rlstab.config.user_classes import load_method, make, name_in_yaml
 from rlstab.config.user_code import is_user_code, located, portable

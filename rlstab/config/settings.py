@@ -49,7 +49,7 @@ EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
 @dataclass(frozen=True)
 class Mark:
-    """Mark on the field of a setting, or of a section; :mod:`rlstab.config.identity` reads it.
+    """Mark on the field of a setting, or of a section; :mod:`rlstab.config.allowed_changes` reads it.
 
     Attributes:
         where: another setting by its dotted path, and the only value of it with which the mark holds; empty if it

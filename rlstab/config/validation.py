@@ -18,8 +18,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rlstab.config.allowed_changes import models_in, settings_in
 from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
-from rlstab.config.identity import models_in, settings_in
 from rlstab.config.settings import RunSettings
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import NEAR, ConfigError, Conflict, RlstabError, did_you_mean, likeness, plain

@@ -10,15 +10,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
+from rlstab.core.batch_checks import refuse_impossible
 from rlstab.core.comm import Comm, LocalComm
-from rlstab.core.devices import on_cpu
-from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
+from rlstab.core.denominators import Counts, counted, counted_parts, counts_of
+from rlstab.core.loss import LossOutput, Part, loss_of_part
 from rlstab.core.method import measure_all
 from rlstab.core.method_checks import check_state
 from rlstab.core.method_settings import check_choices
@@ -32,7 +33,6 @@ from rlstab.core.objective import (
     terms_of,
 )
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.possible_values import refuse_impossible
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
 from rlstab.errors import MethodError, OutOfRange, kind_of
@@ -114,7 +114,7 @@ class Plan:
                 )
         with torch.no_grad():
             piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
-            return _counted(piece, _Counts(*_counts_of(piece).tolist()))
+            return counted(piece, Counts(*counts_of(piece).tolist()))
 
     @cached_property
     def _measured(self) -> dict[int, int]:
@@ -206,7 +206,7 @@ def make_plan(
             settled = stat if scope == "step" else measure_all(objective, [batch_evidence], state, LocalComm())[0]
             decided.append(Part.of(batch, settled, terms_of(objective, batch_evidence, settled, state)))
         lr_scale = _lr_scale(objective, decided if scope == "step" else [], stat, state)
-        decided, total = _counted_parts(decided, batches, comm)
+        decided, total = counted_parts(decided, batches, comm)
     if total.invalid:
         raise _misfit(objective, decided, state, int(total.invalid))
     return Plan(
@@ -272,82 +272,6 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
                 f"one without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
             )
     return 1.0 if lr_scale is None else lr_scale
-
-
-class _Counts(NamedTuple):
-    """Counts over one part, or over all parts.
-
-    Attributes:
-        kept_tokens, kept_sequences: tokens that are kept, and sequences with at least one kept token.
-        tokens, sequences: all tokens, and all sequences.
-        live: tokens whose policy term can have a gradient.
-        penalised: tokens under a penalty with a coefficient, summed over penalties.
-        invalid: values of the terms that are not allowed in a loss.
-    """
-
-    kept_tokens: float
-    kept_sequences: float
-    tokens: float
-    sequences: float
-    live: float
-    penalised: float
-    invalid: float
-
-
-def _counts_of(part: Part) -> Tensor:
-    """``(7,)`` float64 on the device of the tokens, in the order of :class:`_Counts`."""
-    all_counts, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
-    kept_counts = all_counts if part.terms.keep is None else counts(part.batch, part.terms.keep)
-    active = [penalty for penalty in part.terms.penalties.values() if penalty.coefficient != 0]
-    penalised = zero + sum(
-        len(part.batch) if penalty.where is None else penalty.where.count_nonzero() for penalty in active
-    )
-    invalid = zero if part.terms.invalid_count is None else part.terms.invalid_count.double()
-    return torch.cat(
-        [kept_counts, all_counts, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])]
-    )
-
-
-def _counted_parts(parts: Sequence[Part], batches: Sequence[TokenBatch], comm: Comm) -> tuple[list[Part], _Counts]:
-    """The parts of this rank with what their counts say, and the counts over all parts and ranks.
-
-    Raises:
-        OutOfRange: two parts share a sequence id.
-    """
-    # the live rows of a batch on a device are read together with the counts: one wait
-    live_rows = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in parts]
-    flat = torch.cat([*map(_counts_of, parts), _repeated(batches)])
-    flat, *columns = on_cpu([flat, *(tokens for rows in live_rows for tokens in rows.values())])
-    by_part = flat[:-1].view(len(parts), len(_Counts._fields))
-    *total, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
-    if repeated:
-        raise OutOfRange(
-            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
-            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
-        )
-    copies = iter(columns)
-    counted = [
-        replace(_counted(part, _Counts(*row)), live_here={name: next(copies) for name in rows})
-        for part, row, rows in zip(parts, by_part.tolist(), live_rows, strict=True)
-    ]
-    return counted, _Counts(*total)
-
-
-def _counted(part: Part, counts: _Counts) -> Part:
-    return replace(part, trains=bool(counts.live), penalised=bool(counts.penalised))
-
-
-def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
-    """``(1,)`` float64: the number of sequences with tokens that share their id with one in another part of this rank.
-
-    Within a part a host may give equal responses the same id, a hash of their tokens, which no split changes.
-    """
-    if len(parts) < 2:
-        return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
-    ids, order = torch.cat([part.sequence_ids for part in parts]).sort(stable=True)
-    number = torch.cat([torch.full_like(part.sequence_ids, number) for number, part in enumerate(parts)])[order]
-    filled = torch.cat([part.lengths for part in parts])[order] > 0
-    return ((ids.diff() == 0) & (number.diff() != 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:

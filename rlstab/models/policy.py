@@ -34,8 +34,8 @@ from rlstab.files import filesystem_errors
 from rlstab.hub import first_line, quiet
 from rlstab.models.loading import load_model, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
+from rlstab.models.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.signals import Teacher, TokenSignals, token_signals_from_logits
-from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.config.identity import digest
+from rlstab.config.allowed_changes import digest
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import name_in_yaml

@@ -15,11 +15,12 @@ from rlstab.config import load_objective
 from rlstab.config.user_code import code_in, portable, relocated
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import Composition, compose, walk
-from rlstab.core.loss import Part, bounded_exp, held_ratio, token_log_ratio
+from rlstab.core.loss import Part, held_ratio
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
+from rlstab.core.surrogate import bounded_exp, token_log_ratio
 from rlstab.core.terms import Constants, Gate, Terms, merge_terms
 from rlstab.record.step import DID, Step
 

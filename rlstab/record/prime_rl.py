@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlstab.core.possible_values import MOST
+from rlstab.core.batch_checks import MOST
 from rlstab.record.columns import Response, column, columns_of, first, tensors_of_response, whole
 from rlstab.record.step import DID, HostLoss
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.possible_values import MOST
+from rlstab.core.batch_checks import MOST
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
 from rlstab.files import exists, is_file

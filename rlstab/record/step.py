@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.batch_checks import MOST, impossible
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.possible_values import MOST, impossible
 from rlstab.core.turns import turns_of
 
 #: Outputs of the live policy, from which a loss is made.

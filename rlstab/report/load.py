@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rlstab.config.allowed_changes import is_measured
 from rlstab.config.document import Document
-from rlstab.config.identity import is_measured
 from rlstab.console import counted
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rlstab.config.identity import is_measured, is_neutral
+from rlstab.config.allowed_changes import is_measured, is_neutral
 from rlstab.config.user_code import portable
 from rlstab.report.formatting import setting
 from rlstab.report.runs import JOINED, RunRecord, flat, grouped

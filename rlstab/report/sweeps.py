@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from rlstab import signs
-from rlstab.config.identity import is_measured
+from rlstab.config.allowed_changes import is_measured
 from rlstab.report.collapse import collapsed
 from rlstab.report.formatting import setting
 from rlstab.report.names import settings_between

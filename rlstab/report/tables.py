@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlstab.config.identity import is_measured
+from rlstab.config.allowed_changes import is_measured
 from rlstab.console import counted
 from rlstab.report.comparison import Cell, Outcome, Table
 from rlstab.report.formatting import decimals, estimate, places

@@ -19,10 +19,10 @@ from torch import Tensor
 from rlstab.core.devices import sent
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals.divergence import Source, Teacher, TopK
-from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
 from rlstab.signals.support import as_support
 from rlstab.signals.tile import ORDER, SIGNAL_NAMES, TRAINER_SIGNALS, Ask, Target, TokenSignals, wide
+from rlstab.signals.tiled_head import HeadSignals, slow_bf16
 
 __all__ = [
     "COLUMNS",

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import widened
-from rlstab.signals.head import Head, multiplied
 from rlstab.signals.support import members
 from rlstab.signals.tile import FLOOR, Buffers, Target, spans
+from rlstab.signals.tiled_head import Head, multiplied
 
 #: Logits of a teacher that are held while its likeliest tokens are found; chosen, not measured.
 LOGITS = 1 << 22

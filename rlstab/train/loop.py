@@ -35,7 +35,7 @@ from rich.markup import escape
 from rich.progress import track
 from torch.utils import deterministic
 
-from rlstab.config.identity import digest
+from rlstab.config.allowed_changes import digest
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable

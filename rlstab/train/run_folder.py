@@ -25,8 +25,8 @@ from accelerate import Accelerator
 from filelock import BaseFileLock
 
 import rlstab
+from rlstab.config.allowed_changes import change_in_resume, run_hash
 from rlstab.config.document import Document
-from rlstab.config.identity import change_in_resume, run_hash
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable

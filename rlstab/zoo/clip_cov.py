@@ -5,8 +5,8 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.surrogate import bounded_exp, token_log_ratio
 from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Constants, NoOpAt, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.surrogate import MAX_LOG_RATIO
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Constants, Gate, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
+from rlstab.core.surrogate import MAX_LOG_RATIO, token_log_ratio
 
 
 class FIPO(TokenObjective):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import token_log_ratio
+from rlstab.core.surrogate import token_log_ratio
 from rlstab.zoo.response_ratio import EXPECTS, gradient_of
 
 

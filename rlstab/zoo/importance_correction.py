@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab import NOTHING, About, Mean, NoOpAt, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.surrogate import MAX_LOG_RATIO
 
 #: Distance of a token from the sampler, by the log-ratio and both probabilities, that of the old policy first.
 _DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

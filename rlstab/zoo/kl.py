@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import About, NoOpAt, Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import bounded_exp, token_log_ratio
+from rlstab.core.surrogate import bounded_exp, token_log_ratio
 from rlstab.kl_estimators import k1, k2, k3
 from rlstab.zoo.anchored import Anchored
 

@@ -5,8 +5,8 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.surrogate import token_log_ratio
 from rlstab.zoo.covariant import Covariant
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import About, Mean, NoOpAt, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import MAX_LOG_RATIO
+from rlstab.core.surrogate import MAX_LOG_RATIO
 from rlstab.errors import OutOfRange
 from rlstab.kl_estimators import k1, k3
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 
 from rlstab import About, Mean, NoOpAt, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import bounded_exp
+from rlstab.core.surrogate import bounded_exp
 
 
 class RLSD(TokenObjective):

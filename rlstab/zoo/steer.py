@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rlstab import Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.surrogate import bounded_exp, token_log_ratio
 
 #: In the exponential form the largest change counts as at least this, so that a calm step is left alone.
 FLOOR = 0.02

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import rlstab.signals.head
+import rlstab.signals.tiled_head
 from benchmarks import check
 from benchmarks.goals import Found, load
 from benchmarks.protocol import Run
@@ -15,7 +15,7 @@ def test_the_check_fails_where_rows_without_gradient_are_not_left_out(monkeypatc
         return torch.arange(count, device=device)
 
     limits = {goal.row: goal.check.must for goal in goals}
-    monkeypatch.setattr(rlstab.signals.head, "live_rows", everything)
+    monkeypatch.setattr(rlstab.signals.tiled_head, "live_rows", everything)
     monkeypatch.setattr(check, "MODES", ["bwd"])
     records = check.measure(Run("head", None), 1, memory=False)
     values = {row: value.value for row, (_, value) in check.verdicts(goals, records).items() if value is not None}

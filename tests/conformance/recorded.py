@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.core.batch import to_padded
+from rlstab.core.batch_checks import MOST
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Scope
-from rlstab.core.possible_values import MOST
 from rlstab.core.terms import Terms
 from rlstab.errors import FitWarning
 from tests.conformance.inputs import load, tensors

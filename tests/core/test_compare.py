@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from rlstab.core import compare as module
 from rlstab.core.compare import below, indices, reached
-from rlstab.core.loss import with_slope
 from rlstab.core.stats import total
+from rlstab.core.surrogate import with_slope
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, random_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlstab.bench.file import load_bench
 from rlstab.bench.run import run_bench
-from rlstab.config.identity import digest
+from rlstab.config.allowed_changes import digest
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.metadata import SOURCES
 from rlstab.core.method_settings import settings_of

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rlstab import Gate, Mean, Penalty, Pool, Terms, TokenBatch, TokenObjective
-from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.stats import Grouped
+from rlstab.core.surrogate import token_log_ratio
 
 #: Each broken method with the laws that it breaks, and the oracles of those that an oracle alone can see.
 BROKEN: dict[TokenObjective, frozenset[str]] = {}

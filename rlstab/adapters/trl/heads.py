@@ -23,8 +23,8 @@ from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError
 from rlstab.hosts import adapted
+from rlstab.models.vocabulary_head import embeds_the_vocabulary, find_head
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
-from rlstab.signals.vocabulary_head import embeds_the_vocabulary, find_head
 
 logger = logging.get_logger(__name__)
 #: TRL's method for log-probs and entropies, which a subclass may override; and what TRL 1.14 calls there by **kwargs.

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from rlstab.config import Document, dump_run, load_run, run_hash
+from rlstab.config.allowed_changes import _marks, change_in_resume, is_measured, is_neutral, settings_hash
 from rlstab.config.document import flat
-from rlstab.config.identity import _marks, change_in_resume, is_measured, is_neutral, settings_hash
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import Neutral, TaskSettings
 from rlstab.config.user_code import checksums
