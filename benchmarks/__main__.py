@@ -1,7 +1,5 @@
 """`python -m benchmarks NAME ...`, from the root of a clone; `python -m benchmarks NAME --help` says what it takes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -3,7 +3,6 @@
 What is fetched is a checkout; of most only the functions named here are compiled, without what their file imports.
 """
 
-from __future__ import annotations
 import __future__
 
 import ast

@@ -7,8 +7,6 @@ every value is a ratio within one run; what misses a must is measured once more,
 now and then, and a broken one always.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

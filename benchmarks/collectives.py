@@ -5,8 +5,6 @@
 They are counted, not timed, so the figures hold on any machine. Bytes are what one rank hands over.
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 

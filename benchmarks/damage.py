@@ -7,8 +7,6 @@ a copy in which one file is damaged: cut, garbled, with extreme or mistyped valu
 has to end with 0 or with one error (2), within a time.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

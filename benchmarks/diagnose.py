@@ -7,8 +7,6 @@ Each run is GRPO on the countdown model that ships, 8 prompts with 8 answers, ch
 chosen on runs of seed 100, so other seeds are a fair test of them, on this task. Half a minute of one core each.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -9,8 +9,6 @@ Loss and gradients of `rlstab` and `trl` are compared first. Memory is taken in 
 both models.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -7,8 +7,6 @@ the model without the head; what a case takes beyond it is its head. All paramet
 timed.
 """
 
-from __future__ import annotations
-
 import torch
 from rich.table import Table
 from torch import Tensor, nn

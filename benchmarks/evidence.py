@@ -6,8 +6,6 @@
 rlstab/look/remedies.yaml says which comparisons are meant.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

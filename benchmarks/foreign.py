@@ -8,8 +8,6 @@
 The writers run on :data:`tests.replay.responses.RESPONSES`; mocks replace what else their modules import.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

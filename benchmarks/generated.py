@@ -13,8 +13,6 @@ kind whose metrics no trainer logs, or that is not about learning, is left out. 
 up into docs/how-to/diagnose.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -9,8 +9,6 @@ SmolLM2-135M with random weights, ours and TRL's. A package that is missing make
 of results/gpu.jsonl, and the newest run is a table of docs/performance.md.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

@@ -5,8 +5,6 @@
 The runs are those on which the tests of ``rlstab look`` stand (seed 0; `python -m benchmarks diagnose` makes them).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

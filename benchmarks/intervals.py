@@ -9,8 +9,6 @@ have. Beside it stands Student's t at 95 % over all pairs, lost ones too, and th
 that does not count lost runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Iterator

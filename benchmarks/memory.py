@@ -4,8 +4,6 @@ The kernel's high-water mark of resident memory is set back just before, so noth
 Python's own tools see is not what torch takes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -9,8 +9,6 @@ and loss. Methods are taken in the order that is printed; one that conflicts wit
 is timed in the same run on fewer tokens, forward and backward with all rows live, and counted by the token.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -12,8 +12,6 @@ Not mutated: messages of errors (the arguments of `raise`, f-strings, strings wi
 other than the ranges and choices of settings, `assert`, type aliases, and `TorchComm`, which needs several processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

@@ -6,8 +6,6 @@ The tiny model and a Llama of 134.5M parameters with random weights, float32, lo
 gradients of all parameters agree before anything is timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

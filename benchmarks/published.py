@@ -26,8 +26,6 @@ gradients and losses added. Only losses, advantages, masks and controllers are c
 besides, and what is not installed, is replaced by an empty module.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

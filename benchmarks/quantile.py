@@ -8,8 +8,6 @@ several. Values are float32, exponential, as entropies are. `kthvalue` is asked 
 quantile. All agree to the last bit of float32 before anything is timed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

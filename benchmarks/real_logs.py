@@ -9,8 +9,6 @@ from a warning on, which results/rldoctor_real_logs.json keeps. The level under 
 each log's lines in random order, that get a cause: nothing happens in them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """What :mod:`benchmarks.published` and :mod:`benchmarks.authors` store of a published loss: its value and gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

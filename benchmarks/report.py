@@ -6,8 +6,6 @@ A value is that of the newest run that has both sides of its ratio, and of its w
 run has one too, a change for the worse by more than 15 % is marked.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from pathlib import Path

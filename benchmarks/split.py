@@ -7,8 +7,6 @@ the gradient (with respect to the log-probs of all tokens) from that of the whol
 the whole step, and once with statistics per micro-batch, as much published code does (`scope: microbatch`).
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

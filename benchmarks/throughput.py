@@ -9,8 +9,6 @@ CPU-seconds of the process. The first steps are left out. Neither evaluates, sav
 drawn at random, so their mean length is reported: it must be similar for the work to be.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ Fixed responses, so that no time goes into generation and the share of the adapt
 turns in one process, in an order that rotates; the measure is the median over the rounds of the ratio within one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

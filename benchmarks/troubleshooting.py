@@ -1,7 +1,5 @@
 """docs/troubleshooting.md: what the signs look like, what is behind them, which methods act on it, and the evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 

@@ -5,8 +5,6 @@ log-probs, no reference model, so the share of the adapter is at its largest. Al
 order that rotates; the measure is the median over the rounds of the ratio within one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -18,8 +18,6 @@ counted apart: attention masks check whether all of a mask is True, once in each
 Each figure is the difference between two runs of the trainer that differ only in that, so it holds on any machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Answers to learn from, made to be imperfect: a model that imitates them keeps room to improve."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 Bins of ten rollouts are smooth enough to read, and the same from a run folder and from a results file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache

@@ -1,7 +1,5 @@
 """A terminal that text from files and models cannot control."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

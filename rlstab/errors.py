@@ -3,8 +3,6 @@
 A message names who raises it, what is wrong and who is involved, and ends with what to do.
 """
 
-from __future__ import annotations
-
 import difflib
 import signal
 from collections.abc import Iterable

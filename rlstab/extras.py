@@ -3,8 +3,6 @@
 rlstab is not on a package index; only :func:`how_to_install` says how to install an extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 

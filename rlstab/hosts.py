@@ -4,8 +4,6 @@ The adapters check these facts when a trainer is made; ``rlstab check --host``, 
 read them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache

@@ -1,7 +1,5 @@
 """Whether the hub of models and data sets answers, asked before a loader would retry for minutes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

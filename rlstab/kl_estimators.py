@@ -4,8 +4,6 @@
 J. Schulman, "Approximating KL divergence" (2020).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

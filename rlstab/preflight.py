@@ -4,8 +4,6 @@ The data are opened, one answer is scored, the tokenizer and the configuration o
 loaded, the network is not used, and the trainer is not imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ A reader that opens files here never waits (only regular files are opened), neve
 and squares of the numbers cannot overflow.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import json

@@ -1,7 +1,5 @@
 """What a run came to, in a few lines: what rose, what fell, what stood out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes foreign text visible, so that it can be read and cannot control a terminal or a page."""
 
-from __future__ import annotations
-
 import unicodedata
 
 #: Marks for white space. The page or terminal also breaks the line at a newline.

@@ -8,8 +8,6 @@ The repositories are split in two by a hash of their names, before any verdict o
 may be chosen on ``seen``, and are tried on ``kept_aside`` afterwards.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

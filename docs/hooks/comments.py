@@ -1,7 +1,5 @@
 """For mkdocstrings: `#:` comments document the constant below them, and roles such as :class: become code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The pages of methods and stages: their docstrings as Markdown, with what their classes declare, and an index."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools

@@ -3,8 +3,6 @@
 A picture is a large drawing for the page of the method and a small one for the gallery, both SVG by matplotlib.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 ``python -m docs.hooks.probes`` prints every number of both maps, and how often predictions and quick verdicts held.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Set

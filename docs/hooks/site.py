@@ -3,8 +3,6 @@
 A link that leaves docs works on a code host. On the site it leads to a page that shows the file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """An objective as the loss of GRPO in axolotl, from the key ``rlstab`` of its YAML, which a plugin adds."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

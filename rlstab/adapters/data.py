@@ -10,8 +10,6 @@ The host's loss has to be this one, at the settings of :attr:`DataLevel.loss`, w
     r_i = exp(logprob_i - old_logprob_i)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

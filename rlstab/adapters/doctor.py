@@ -1,7 +1,5 @@
 """``rlstab doctor``: the device, the extras, the installed hosts, and whether their adapters work."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Evidence about responses that a host's batch holds: signals, identities of responses, and how a response ends."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set

@@ -1,7 +1,5 @@
 """A host's correction for the mismatch between sampler and trainer, as a method next to those of the user."""
 
-from __future__ import annotations
-
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.stats import Mean, Settled

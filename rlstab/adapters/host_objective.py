@@ -1,7 +1,5 @@
 """The loss that settings of TRL and verl describe, as an objective. Neither has to be installed."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Mapping
 from pathlib import Path

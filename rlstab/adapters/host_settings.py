@@ -4,8 +4,6 @@ The rules for TRL and verl need neither of them, so that ``rlstab check --host N
 anywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Metrics of optimizer steps over all ranks, under the names of a host."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """The state of the objective among the files of a host's checkpoint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ and divides by the tokens of the optimizer step over all ranks. So a method may 
 response decides; nothing may be measured over the step, and the mean is that over its tokens.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a host is what its adapter was written for: its release, and signatures, origin and bodies of its methods."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

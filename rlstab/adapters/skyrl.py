@@ -5,8 +5,6 @@ adapter plans the optimizer step around ``PolicyWorkerBase.forward_backward``, w
 advantages without that divisor.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -4,8 +4,6 @@ An adapter is the hook into its host alone: when a step begins, where its live v
 leaves out.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

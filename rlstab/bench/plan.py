@@ -1,7 +1,5 @@
 """What a bench would do with each of its runs, according to the run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from itertools import product

@@ -1,7 +1,5 @@
 """The display of a running bench."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """``bench.json``: where a run belongs and how it ended, or what a bench is; replaced atomically."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``rlstab bench``: skips finished runs, continues interrupted ones, records failed ones, and makes the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

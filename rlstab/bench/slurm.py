@@ -1,7 +1,5 @@
 """``rlstab bench --launcher slurm``: a job for each run, in an array, through submitit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -8,8 +8,6 @@ worker and its run, however the parent died.
 after a checkpoint, and the same command continues the run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

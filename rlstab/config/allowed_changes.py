@@ -1,7 +1,5 @@
 """When two runs are the same, and what a resumed run may change: by the marks on the fields of their settings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase

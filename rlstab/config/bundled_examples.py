@@ -1,7 +1,5 @@
 """The YAML files of ``examples/`` by name, from a clone or from an installed package, which holds them as data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """A JSON Schema of run files, for editors that complete and check YAML."""
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 from typing import Any
 

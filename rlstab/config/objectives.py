@@ -21,8 +21,6 @@
 By default, the stages are ``in_order`` and ``grpo``, or those that the presets bring.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING

@@ -1,7 +1,5 @@
 """A run in YAML: model, task, reward, rollout, stages, objective, optimisation, engine, evaluation, tracking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

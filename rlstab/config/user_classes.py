@@ -4,8 +4,6 @@ Naming a file of code runs it in the process that reads the YAML: :func:`load_cl
 gave to a command, never for those in a run folder that a report or a viewer reads.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import operator

@@ -12,8 +12,6 @@ A relative path is looked up next to the YAML file, then in the current folder; 
 Nothing here runs the code: :mod:`rlstab.config.user_classes` does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

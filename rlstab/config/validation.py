@@ -5,8 +5,6 @@ name probably means a name in rlstab, another heading, or a similar name; ``othe
 verl, PEFT and papers use.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The values that signals can have, and the refusal of an optimizer step whose evidence has others, or NaN or Inf."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 
 import torch

@@ -3,8 +3,6 @@
 Measurements ask for them in rounds, so that methods that are settled together share one sum a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar

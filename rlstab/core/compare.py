@@ -1,7 +1,5 @@
 """Comparisons of ``(n,)`` values with a number of float64, and large tensors in pieces."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

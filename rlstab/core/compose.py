@@ -1,7 +1,5 @@
 """Composition is closed: methods merge into one objective, whatever the order in which they are listed."""
 
-from __future__ import annotations
-
 import itertools
 from abc import abstractmethod
 from collections import Counter

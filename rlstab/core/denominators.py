@@ -1,7 +1,5 @@
 """The counts of tokens and sequences over all parts and ranks, by which the terms of the loss are divided."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A program queues work on an accelerator and runs ahead of it. Reading any value 
 empty, so values that are read together are copied together, and copies to the device do not wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

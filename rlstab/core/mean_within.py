@@ -6,8 +6,6 @@ budget, and so on, finds the value. Only counts and sums travel: six reductions 
 values. Mantissas are summed in two halves, exactly for up to 2^26 values, so that no split can change a decision.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import torch

@@ -1,7 +1,5 @@
 """What a class says about itself, for its card, ``rlstab explain`` and the laws."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """What a method of the loss and a stage outside of it share: settings, summaries of parts, a state that follows."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from abc import ABC, abstractmethod

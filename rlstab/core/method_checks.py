@@ -3,8 +3,6 @@
 Each error names the method and ends with the fix. The laws of :mod:`rlstab.testing` check what only a run shows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace

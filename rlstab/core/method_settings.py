@@ -1,7 +1,5 @@
 """The values that a setting may take, stated once in its annotation and checked whenever a method is made."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Means of metrics over micro-batches, optimizer steps and ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 

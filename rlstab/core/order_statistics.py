@@ -8,8 +8,6 @@ float32, six for float64, of at most 32 KB a set of values. Counts are float64, 
 If all ranks together have few values, they are gathered instead: three passes would cost more than they save.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence

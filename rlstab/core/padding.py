@@ -1,7 +1,5 @@
 """Rows of different lengths in one tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 

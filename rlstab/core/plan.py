@@ -4,8 +4,6 @@ Statistics and denominators belong to the whole optimizer step over all ranks, s
 and its gradient, do not depend on how the step was cut.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Random numbers by identity: the same token draws the same number in any batch, order, rank or process."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Names of methods: the modules of a package, entry points of other packages, and classes that a user registers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module

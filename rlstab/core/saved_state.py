@@ -1,7 +1,5 @@
 """The state of an objective as plain JSON and separate tensors, as a checkpoint holds it, and back."""
 
-from __future__ import annotations
-
 import functools
 import json
 import operator

@@ -5,8 +5,6 @@ nothing in it has a gradient; or it is refused, because it contains NaN or Inf. 
 moments of the optimizer, and a refused one leaves the state of the objective as it was.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The ratio of a token to the policy that sampled it, and the clipped surrogate of ratio and advantage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The turns of a conversation: one rule, which needs nothing but the mask, for every trainer that masks replies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """``rlstab list``: methods by the source of instability that they address, stages by kind, presets, examples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args

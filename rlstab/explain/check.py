@@ -1,7 +1,5 @@
 """``rlstab check``: whether a run can start, what it needs and costs, and what a host's adapter makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an objective needs and costs in addition to plain GRPO."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

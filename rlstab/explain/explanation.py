@@ -4,8 +4,6 @@ Every section is a function from a composition, and its run if there is one, to 
 the same Markdown. The pages of single methods in the docs are made by ``docs/hooks/pages.py``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Notes for the user: what does nothing, what is unsafe, and what methods expect or exclude."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """``rlstab init``: a run file with every setting and a comment on each, from the code."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

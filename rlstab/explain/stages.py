@@ -1,7 +1,5 @@
 """Stages in words, in the order of a rollout: what each does, needs and keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlstab.config import RunConfig

@@ -5,8 +5,6 @@ text since 5.0; swift/trainers/patcher.py of ms-swift at 3602360; openrlhf/train
 3c3be62; skyrl/train/utils/tracking.py of SkyRL at a956457; verl/utils/logger of verl 0.9.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect
 from collections import Counter

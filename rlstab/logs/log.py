@@ -3,8 +3,6 @@
 ``metric_aliases.yaml`` has the names of other trainers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 notebook too), and a CSV exported from wandb. Damaged lines are left out and counted.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

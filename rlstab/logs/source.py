@@ -1,7 +1,5 @@
 """What can lie under a path: each kind of log of a trainer or tracker, with its reader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

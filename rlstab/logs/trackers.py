@@ -1,7 +1,5 @@
 """Reads the files of trackers without a network and without running their code: one row for each record."""
 
-from __future__ import annotations
-
 import sqlite3
 import struct
 from collections.abc import Iterator

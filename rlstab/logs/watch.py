@@ -1,7 +1,5 @@
 """The signs of a run while it goes on: those that a look at its log so far would report."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each method would have done, added to the objective of the run or in place of what it excludes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The signs of a run of any trainer of transformers while it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """The diagnosis of one run: what hurt it, what came first, and what else was seen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

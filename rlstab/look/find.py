@@ -1,7 +1,5 @@
 """What a trainer left under a path: its log, and the optimizer steps that were recorded."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import replace

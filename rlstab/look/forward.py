@@ -1,7 +1,5 @@
 """Runs a model over the tokens of a dump, for the signals that the dump lacks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where the gradient of a run goes: into which tokens, responses and positions, and why others have none."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ in :mod:`rlstab.look.known_errors` is such a change. Formulas are those of the h
 adapters are tested with.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

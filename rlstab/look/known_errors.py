@@ -1,7 +1,5 @@
 """Known errors of a trainer's loss: what trainers were seen to do instead of what they say, each a change to it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The loss that a dump says its trainer minimises: as an objective, and as a formula that known errors change."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The text about each cause: its usual reasons, what to check, and which methods address it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path

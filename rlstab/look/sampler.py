@@ -4,8 +4,6 @@ Sources: effective sample size and truncated weights, arXiv:2510.26788; the mean
 normal approximation of a sum of log-ratios (see :func:`mean_weight`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

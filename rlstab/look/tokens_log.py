@@ -1,7 +1,5 @@
 """What recorded optimizer steps say of their tokens, as the lines of a log."""
 
-from __future__ import annotations
-
 import torch
 
 from rlstab.bins import Run

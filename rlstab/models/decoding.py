@@ -1,7 +1,5 @@
 """Decoding: tokens drawn batch by batch with a KV cache, and signals from the same logits as the tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

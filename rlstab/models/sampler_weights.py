@@ -1,7 +1,5 @@
 """The policy that samples, if it is not the trainer's: a copy with rounded weights, or with noise on them."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from zlib import crc32

@@ -1,7 +1,5 @@
 """Pages from templates: each is one HTML file that loads nothing, and in which data cannot become markup or script."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

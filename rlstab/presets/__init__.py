@@ -1,7 +1,5 @@
 """Named compositions: the recipes of ``presets.yaml``, each value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """The map: rows times probes, each cell a score with what was predicted; as sentences, Markdown and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The map as one HTML page without scripts; a cell opens its curves."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

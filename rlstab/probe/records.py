@@ -3,8 +3,6 @@
 The folder ``recorded`` has the ``results.jsonl`` of ``rlstab probe`` for the runs that ship.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

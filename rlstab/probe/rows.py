@@ -1,7 +1,5 @@
 """The rows of a map: a method, stage, preset, file or class, as a method of the bench of each probe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

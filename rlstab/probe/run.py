@@ -1,7 +1,5 @@
 """``rlstab probe``: takes recorded runs, makes the others as one bench, and draws the map."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

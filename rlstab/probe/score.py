@@ -12,8 +12,6 @@ the base's tolerated dose has another mean than half of the healthy gain; that t
 counts to first order. ``tests/probe/test_score.py`` counts how often they hold with 3, 5, 8 and 20 seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Values that other trainers write about a response, as tensors by the names of a record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What an optimizer step did to each token, and which method did it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

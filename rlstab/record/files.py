@@ -1,7 +1,5 @@
 """Which files hold recorded optimizer steps, recognised by their names, before anything is read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

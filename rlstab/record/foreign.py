@@ -1,7 +1,5 @@
 """Reads the files of other trainers: which trainer wrote a file, and the optimizer steps of its responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

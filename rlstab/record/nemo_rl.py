@@ -3,8 +3,6 @@
 Fields are those of its writers at 7ea279a (``algorithms/grpo.py``, ``utils/logger.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

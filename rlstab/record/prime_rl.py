@@ -5,8 +5,6 @@ advantages and the trainer's log-probs, without which no loss can be made. All o
 layouts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads the optimizer steps of a dump, or of the files of another trainer."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ miles at 31f1ca9 (``utils/train_dump_utils.py``), write a file for each rank, wi
 is run.
 """
 
-from __future__ import annotations
-
 import zipfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The text that each token adds to a response."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 written last, and each appears only when it is complete: a rank that was killed in between has no record of the step.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

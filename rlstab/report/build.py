@@ -1,7 +1,5 @@
 """``rlstab report``: read runs, compare them, write what was asked for."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

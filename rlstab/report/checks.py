@@ -1,7 +1,5 @@
 """What a reader has to know of the runs before a verdict: one sentence for each fault that a comparison cannot mend."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ refused its optimizer steps for NaN or Inf. One that failed for another reason, 
 method from then on.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

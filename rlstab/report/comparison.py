@@ -3,8 +3,6 @@
 A run is judged by outcomes: one number per run, each with its definition.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The cost of runs, and runs cut at the same cost: a method may sample more for one rollout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

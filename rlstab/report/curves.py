@@ -1,7 +1,5 @@
 """Curves of many runs on common grids, which the page and the saved figures draw, and the look of each method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

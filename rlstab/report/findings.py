@@ -1,7 +1,5 @@
 """What a comparison found, in sentences: every difference with its interval, nothing ranked, silence never a result."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

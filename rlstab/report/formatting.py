@@ -1,7 +1,5 @@
 """Numbers and names for readers: decimals, minus signs, intervals, lists, and what metrics are called on axes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

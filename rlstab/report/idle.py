@@ -1,7 +1,5 @@
 """Methods that never acted, by their own metrics."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence

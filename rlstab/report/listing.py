@@ -1,7 +1,5 @@
 """``rlstab runs``: each run, its progress, and its best result."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Find and read runs in any state: bench folders, run folders, folders of them, results files."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter, defaultdict

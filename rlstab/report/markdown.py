@@ -1,7 +1,5 @@
 """A comparison as Markdown: for terminals, issues, and the pages of a project. Every number comes from the runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Names of runs that tell them apart: by their benches, by the settings in which they differ, and by their folders."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Files that a report writes, which never replace other files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources

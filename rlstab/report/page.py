@@ -1,7 +1,5 @@
 """The report as one HTML file, which holds everything it needs, loads nothing, and runs nothing that a run wrote."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import asdict

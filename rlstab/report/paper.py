@@ -3,8 +3,6 @@
 The same runs give the same bytes. A file that rlstab did not write, or that was changed since, stays as it is.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

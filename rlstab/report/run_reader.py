@@ -1,7 +1,5 @@
 """Reads the folder of one run: of rlstab's trainer, or of another trainer whose command a bench ran."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Records of runs, on which everything in ``report`` works."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

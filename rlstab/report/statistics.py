@@ -17,8 +17,6 @@ adjustment (S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 
 over several outcomes or settings together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

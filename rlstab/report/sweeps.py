@@ -1,7 +1,5 @@
 """Benches whose settings differ in one number: up to which value does each method stay stable?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile

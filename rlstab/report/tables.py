@@ -1,7 +1,5 @@
 """The rows of a report's tables as text, the same in HTML and in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ One chunked pass finds what is asked for and nothing else. The backward reads of
 are live, and computes only their logits: a method that drops 80 % of the tokens pays for 20 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any

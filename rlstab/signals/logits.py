@@ -1,7 +1,5 @@
 """The pass from logits that already exist: a few rows at a time, and a backward over the live rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ an id was drawn from the whole vocabulary, on which the mass is 1.
 With S the support, ``log M = log sum_{j in S} p_j``, and for the logits x ``d log M / dx_j = p_j ([j in S] / M - 1)``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

@@ -1,7 +1,5 @@
 """Signs in the responses: whether they end, how long they are, and whether they repeat themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rlstab.bins import Sign

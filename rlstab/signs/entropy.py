@@ -1,7 +1,5 @@
 """Signs in the entropy of the policy, and in its distance from the reference policy."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rlstab.bins import Sign

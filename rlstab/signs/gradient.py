@@ -1,7 +1,5 @@
 """Signs in the gradient and in the steps that it makes."""
 
-from __future__ import annotations
-
 from bisect import insort
 
 import numpy as np

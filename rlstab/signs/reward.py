@@ -1,7 +1,5 @@
 """Signs in what a run earns: the reward, its parts, the held-out score, and groups with equal rewards."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rlstab.bins import Sign

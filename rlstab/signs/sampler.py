@@ -1,7 +1,5 @@
 """Signs in the distance between the sampler and the policy, and in what corrects for it."""
 
-from __future__ import annotations
-
 from rlstab.bins import Sign
 from rlstab.signs.metric import Metric, absent, moved, present
 from rlstab.signs.sign import Curves, detector

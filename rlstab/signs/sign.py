@@ -1,7 +1,5 @@
 """The curves of a run, what looks for a sign in them, and the list of all that do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

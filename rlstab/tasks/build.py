@@ -1,7 +1,5 @@
 """Makes a task from its settings, and checks a user-defined one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args

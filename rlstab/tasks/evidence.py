@@ -4,8 +4,6 @@ Which runs can read it, and what happens where the task fails: its code is the u
 and ends no run.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from bisect import bisect_left, bisect_right

@@ -1,7 +1,5 @@
 """The base of generated tasks: unlimited problems by seed and index, one in eight of them held out."""
 
-from __future__ import annotations
-
 import random
 import zlib
 

@@ -3,8 +3,6 @@
 Neither this module nor what it imports may import torch, since workers do not.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Whether two outcomes are the same and a gradient is a slope, and the errors if not."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass

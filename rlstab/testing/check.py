@@ -1,7 +1,5 @@
 """Checks a method or a stage against all laws, with a readable report or under pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

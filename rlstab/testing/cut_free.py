@@ -4,8 +4,6 @@ The same step is given whole, in micro-batches, with more padding, in another or
 gradients of its tokens are compared. The loss need not be written with rlstab.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ Continuous random numbers hit none of these. A step of :mod:`rlstab.testing.step
 it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

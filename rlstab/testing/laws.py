@@ -5,8 +5,6 @@ rollout given in two ways has one outcome. The loss: numbers are finite, a gradi
 must not. Laws that only stages have are in :mod:`rlstab.testing.stage_laws`.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Other ids for the same responses, with random numbers drawn as if the ids were unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The laws that only stages have, or obey in a way of their own, each a check on three rollouts of a random run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

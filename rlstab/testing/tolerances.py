@@ -1,7 +1,5 @@
 """All tolerances of the laws, each with its derivation."""
 
-from __future__ import annotations
-
 #: Sums over parts or ranks in another order, in float64. A sum of n numbers in any order is off by at most
 #: n * 2^-53 of the sum of their absolute values; a step of the laws has n < 200 tokens and few terms each: 2e-14 per
 #: sum. The denominator, the merge of means and one product add as much again; 1e-12 leaves a factor of ten.

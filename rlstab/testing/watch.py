@@ -1,7 +1,5 @@
 """Watches what a method must leave alone: the caller's tensors, what a whole process shares, and precision."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

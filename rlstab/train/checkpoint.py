@@ -5,8 +5,6 @@ by file: accelerate's ``save_state`` gathers all of them in one process, which t
 Only safetensors and JSON are read, neither of which can run code.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json

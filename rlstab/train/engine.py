@@ -5,8 +5,6 @@ Shards are made by torch's ``fully_shard`` on every device, because accelerate's
 processes. Gathering the weights to sample is done here, since accelerate does not offer it.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Evaluation on held-out prompts: mean reward of samples, pass@k, greedy decoding."""
 
-from __future__ import annotations
-
 import math
 
 import torch

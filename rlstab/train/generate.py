@@ -5,8 +5,6 @@ rollout is learnt. Random numbers depend on identities: the id of a response com
 rollout, that of a branch from its parent.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

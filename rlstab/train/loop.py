@@ -4,8 +4,6 @@
 for signals of the operating system follow below it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

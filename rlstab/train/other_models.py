@@ -4,8 +4,6 @@ The reference is another model, the weights at the start, or, for a run that tra
 the adapter switched off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

@@ -4,8 +4,6 @@ One process holds the folder, by a lock that the kernel releases when the proces
 wrote are moved or removed: those that are named here, and those that a checkpoint names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

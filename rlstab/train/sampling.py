@@ -1,7 +1,5 @@
 """Sampling: responses to examples in batches, as rollouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias

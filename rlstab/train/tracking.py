@@ -3,8 +3,6 @@
 The trackers are those of accelerate: wandb and TensorBoard.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """An objective inside TRL's ``GRPOTrainer``, and a callback that dumps the tokens of its steps."""
 
-from __future__ import annotations
-
 from rlstab.extras import require
 
 require("trl", "rlstab.adapters.trl")

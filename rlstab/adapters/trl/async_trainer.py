@@ -4,8 +4,6 @@ A rollout worker samples while the trainer trains, and the ratio is that to the 
 transformers fetches all micro-batches of an optimizer step before its first backward pass: each step is planned then.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import pkgutil

@@ -1,7 +1,5 @@
 """Records the tokens of optimizer steps of TRL's trainer, for ``rlstab look``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

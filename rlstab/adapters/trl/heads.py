@@ -1,7 +1,5 @@
 """The two forwards that give signals of the policy: by TRL's fused head, or by rlstab's head."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

@@ -1,7 +1,5 @@
 """The hooks of TRL's trainers that an objective needs: around the optimizer, and into the log and the checkpoint."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack

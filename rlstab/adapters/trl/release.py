@@ -1,7 +1,5 @@
 """Whether the adapter knows the installed TRL: the trainer and its release, and the attributes that it reads."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of a loss that only TRL logs, computed from a planned micro-batch and its live outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

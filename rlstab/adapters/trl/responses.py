@@ -1,7 +1,5 @@
 """A micro-batch of TRL, as evidence about its response tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, TypeAlias

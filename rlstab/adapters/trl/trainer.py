@@ -4,8 +4,6 @@ Every decision of an optimizer step is made before its first backward pass, from
 on all ranks. A step with NaN or Inf is refused, so that weights and moments of the optimizer do not change.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, Literal

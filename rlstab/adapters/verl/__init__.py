@@ -4,8 +4,6 @@ The setting is ``actor_rollout_ref.actor.policy_loss.loss_mode=rlstab:FILE``. ve
 :mod:`rlstab.adapters.verl.plugin`.
 """
 
-from __future__ import annotations
-
 from rlstab.extras import require
 
 require("verl", "rlstab.adapters.verl")

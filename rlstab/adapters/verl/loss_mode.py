@@ -1,7 +1,5 @@
 """The one key of verl's configuration that selects the adapter: ``policy_loss.loss_mode=rlstab:FILE``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 #: The value begins with this, followed by the path of the objective.

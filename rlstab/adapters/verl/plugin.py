@@ -5,8 +5,6 @@ actor is looked up through :class:`ActorWorker`. A run without the adapter gets 
 adapter at that moment, where an error is seen.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Check that verl loads the adapter: verl logs a failing plugin only at debug level, where it goes unnoticed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

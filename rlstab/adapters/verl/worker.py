@@ -5,8 +5,6 @@ all data-parallel ranks. A step with NaN or Inf is refused, and one without any 
 weights or moments of the optimizer.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """The probes: each is a bench file whose settings are doses, and a page on what it provokes and what is predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A verifier that errs, by response and in training only: ``reward/mean`` and evaluations stay true."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

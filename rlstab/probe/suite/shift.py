@@ -1,7 +1,5 @@
 """Shifted digits, the cheap task of the probes: each digit of a number plus a key, modulo 10."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
