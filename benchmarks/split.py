@@ -23,7 +23,7 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
 from rlstab.train.rollout import Rollout
-from rlstab.train.sampling import sample
+from rlstab.train.generate import sample
 
 PARTS = (2, 4, 8, 16, 32)
 METHODS: dict[str, TokenObjective] = {

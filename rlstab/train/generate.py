@@ -6,7 +6,7 @@ rollout, that of a branch from its parent.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +21,12 @@ from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
+from rlstab.core.padding import padded
 from rlstab.core.stats import Settled
 from rlstab.core.turns import turns_of
 from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
 from rlstab.models.decoding import Decoder
-from rlstab.models.policy import Policy
+from rlstab.models.policy import FILLS, Policy
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
@@ -43,7 +44,6 @@ from rlstab.tasks.evidence import (
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
 from rlstab.tasks.task import Split, flaky_share
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
-from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
 
 #: The seed of evaluations, so that their random numbers are not those of training.
@@ -54,6 +54,12 @@ REWARDS = frozenset({"reward_parts", "reward_weights"})
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
+
+#: The reply of an environment to an answer, both as tokens; None ends the response.
+Reply: TypeAlias = Callable[[Example, list[int]], Sequence[int] | None]
+
+#: From the seed of a turn to that of the next one.
+NEXT_TURN = 2**40
 
 
 class _Draft(NamedTuple):
@@ -137,8 +143,8 @@ class Generator:
         """
         draft, drawn = _Draft(self.policy(), progress, metrics), self.run.rollout.prompts
         parts = [self._answers(draft, 0, drawn)]
-        learnt = parts[0].responses  # the responses to learn from so far
-        if not count_nonfinite(learnt.rewards, self.comm):
+        learnt = parts[0].sequence_ids  # of the responses to learn from so far
+        if not count_nonfinite(parts[0].rewards, self.comm):
             for expander in self.stages.expanders:
                 learnt, drawn = self._expand(draft, expander, parts, learnt, drawn)
         sampled, states = Rollout.joined(parts, draft.policy.pad_id), dict(progress.stages)
@@ -147,9 +153,9 @@ class Generator:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
                 evidence = sampled.seen_by(stage.needs)
                 _, states[stage.name] = advance(stage, evidence, states[stage.name], self.comm, metrics)
-        self._observe(metrics, sampled, learnt)
-        rows = torch.isin(sampled.sequence_ids, learnt.sequence_ids).nonzero().squeeze(-1)
+        rows = torch.isin(sampled.sequence_ids, learnt).nonzero().squeeze(-1)
         rollout, lag = sampled.rows(rows[sampled.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
+        self._observe(metrics, sampled, rollout.responses)
         rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
 
@@ -247,8 +253,8 @@ class Generator:
         )
         return self._scored(draft, examples, planned, None)
 
-    def _branches(self, draft: _Draft, rollout: Rollout, learnt: ResponseBatch, request: Expansion) -> Rollout:
-        """Branches from the pivots of some responses of this rank, with shaped rewards.
+    def _branches(self, draft: _Draft, parents: Rollout, request: Expansion) -> Rollout:
+        """Branches from the pivots of responses of this rank, one for each row of ``parents``, with shaped rewards.
 
         Raises:
             ConfigError: the task has several turns.
@@ -258,27 +264,22 @@ class Generator:
                 f"a stage branches from inside a response, and those of '{self.task.name}' have several turns. Remove "
                 f"the stage, or take another task."
             )
-        no_ids, branches = torch.zeros(0, dtype=torch.int64), request.branches
-        parents = no_ids if request.parents is None else request.parents
-        pivots = no_ids if request.pivots is None else request.pivots
-        row_of = {sequence: row for row, sequence in enumerate(rollout.sequence_ids.tolist())}
-        rows = [row_of[sequence] for sequence in learnt.sequence_ids[parents].tolist()]
-        examples, begun = [], []
-        for row, pivot in zip(rows, pivots.tolist(), strict=True):
-            tokens = rollout.response_ids[row][rollout.response_mask[row]].tolist()
-            examples += [rollout.examples[row]] * branches
-            begun += [tokens[:pivot]] * branches
-        parent_ids = learnt.sequence_ids[parents].repeat_interleave(branches)
+        responses, branches, pivots = parents.responses, max(1, request.branches), request.pivots
+        given = responses.given if pivots is None else pivots.repeat_interleave(branches)
+        begun = [
+            ids[mask][:count].tolist()
+            for ids, mask, count in zip(parents.response_ids, parents.response_mask, given.tolist(), strict=True)
+        ]
         planned = ResponseBatch.of(
-            torch.zeros(len(parent_ids)),
-            BRANCHES + parent_ids,
+            torch.zeros(len(given)),
+            BRANCHES + responses.sequence_ids,
             limit=self.run.rollout.max_new_tokens,
-            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
-            prompt_ids=learnt.prompt_ids[parents].repeat_interleave(branches),
-            given=pivots.repeat_interleave(branches),
-            pivot=(pivots.double() / learnt.lengths[parents]).repeat_interleave(branches),
+            sequence_ids=BRANCHES + responses.sequence_ids * branches + torch.arange(len(given)) % branches,
+            prompt_ids=responses.prompt_ids,
+            given=given,
+            pivot=given.double() / responses.lengths,
         )
-        return self._scored(draft, examples, planned, begun)
+        return self._scored(draft, parents.examples, planned, begun)
 
     def _scored(
         self, draft: _Draft, examples: Sequence[Example], planned: ResponseBatch, begun: Sequence[Sequence[int]] | None
@@ -336,30 +337,33 @@ class Generator:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def _expand(
-        self, draft: _Draft, expander: RolloutExpander, parts: list[Rollout], learnt: ResponseBatch, drawn: int
-    ) -> tuple[ResponseBatch, int]:
+        self, draft: _Draft, expander: RolloutExpander, parts: list[Rollout], learnt: Tensor, drawn: int
+    ) -> tuple[Tensor, int]:
         """Ask an expander again for as long as it wants fresh prompts.
 
         Returns:
-            the responses to learn from, and how many prompts of the rollout are chosen by now.
+            the ids of the responses to learn from, and how many prompts of the rollout are chosen by now.
         """
         state = draft.progress.stages[expander.name]
         for number in range(expander.rounds):
             sampled = Rollout.joined(parts, draft.policy.pad_id)
-            evidence = sampled.seen_by(expander.needs).select(torch.isin(sampled.sequence_ids, learnt.sequence_ids))
+            rows = torch.isin(sampled.sequence_ids, learnt).nonzero().squeeze(-1)
+            evidence = sampled.seen_by(expander.needs).select(rows)
             stat, _ = measure_all(expander, [evidence], state, self.comm)
             request = expander.expand(evidence, stat, state, self.run.seed)
             request.require(expander.name, evidence)
-            learnt = evidence if request.drop is None else evidence.select(~request.drop)
-            fresh, parents = list[Rollout](), () if request.parents is None else request.parents
+            learnt = learnt if request.drop is None else evidence.sequence_ids[~request.drop]
+            fresh, parents = list[Rollout](), rows[:0]
+            if request.parents is not None:
+                parents = rows[request.parents].repeat_interleave(request.branches)
             # if any rank samples branches, all do: they join the same collectives
             if float(self.comm.sum(torch.tensor([float(len(parents))], dtype=torch.float64))):
-                fresh.append(self._branches(draft, sampled, evidence, request))
+                fresh.append(self._branches(draft, sampled.rows(parents), request))
             if request.fresh and number + 1 < expander.rounds:
                 fresh.append(self._answers(draft, drawn, request.fresh))
                 drawn += request.fresh
             parts += fresh
-            learnt = ResponseBatch.joined([learnt, *(part.responses for part in fresh)]) if fresh else learnt
+            learnt = torch.cat([learnt, *(part.sequence_ids for part in fresh)])
             if not request.fresh:
                 break
         return learnt, drawn
@@ -413,6 +417,112 @@ class Generator:
                     signals[name] = provided(self.signals[name], f"signals['{name}']", rollout)
             rollout = replace(rollout, signals=signals)
         return rollout
+
+
+# -- sampling -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def sample(
+    decoder: Decoder,
+    examples: Sequence[Example],
+    planned: ResponseBatch,
+    *,
+    begun: Sequence[Sequence[int]] | None = None,
+    reply: Reply | None = None,
+) -> Iterator[Rollout]:
+    """Sample one response to each example, batch by batch.
+
+    Each token is drawn by inverting the distribution function at a random number that depends only on ``(seed, sequence
+    id, position)``, so a response does not depend on its batch or rank. A prompt that occurs several times in a batch
+    is forwarded once.
+
+    Args:
+        decoder: the policy, and how it is sampled.
+        examples: one per response; repeat an example for a group.
+        planned: the responses, with their ids.
+        begun: for each response the tokens that its answer begins with, as many as ``planned.given`` says; they become
+            part of its prompt. They count towards ``rollout.max_new_tokens``.
+        reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
+
+    Yields:
+        each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
+        texts and scores.
+
+    Raises:
+        DataError: a prompt does not fit the model.
+    """
+    settings, begun = decoder.settings, [tuple(tokens) for tokens in begun or [()] * len(examples)]
+    keys = [(example.messages or example.prompt, tokens) for example, tokens in zip(examples, begun, strict=True)]
+    different = dict(zip(keys, examples, strict=True))  # prompts
+    number = {key: index for index, key in enumerate(different)}
+    ids, mask = decoder.policy.encode([*different.values()], settings, [tokens for _, tokens in different])
+    prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
+    room = settings.max_new_tokens - planned.given
+    for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
+        span = slice(start, start + settings.batch_size)
+        part = planned.select(span)
+        out = decoder.batch(ids, mask, prompt[span], part.sequence_ids, room[span], begun[span])
+        responses = replace(part, lengths=out.sequences.response_mask.sum(-1).double(), ended=out.ended)
+        rollout, turn = Rollout(out.sequences, out.signals, examples[span], responses), 0
+        rows = torch.arange(len(part))
+        while reply is not None and len(rows):
+            turn += 1
+            later = replace(decoder, seed=decoder.seed + turn * NEXT_TURN)
+            rollout, rows = _another_turn(rollout, rows, later, reply)
+        yield rollout
+
+
+def _another_turn(rollout: Rollout, rows: Tensor, decoder: Decoder, reply: Reply) -> tuple[Rollout, Tensor]:
+    """The rollout with the environment's replies to some rows, and what the policy answers to each.
+
+    Replies count towards the limit of the length; one that leaves no room for an answer cuts the response off.
+
+    Returns:
+        the rollout, and the rows that another turn was sampled for.
+    """
+    answers, limit, begun = rollout.answers(), decoder.settings.max_new_tokens, dict[int, list[int]]()
+    ended = rollout.responses.ended.clone()
+    for row in rows[ended[rows]].tolist():
+        tokens = reply(rollout.examples[row], answers[row])
+        if tokens is not None:
+            ended[row] = False
+            if len(answers[row]) + len(tokens) < limit:
+                begun[row] = [*answers[row], *tokens]
+    rows = torch.tensor([*begun], dtype=torch.int64)
+    if begun:
+        rollout, ended[rows] = _with_turn(rollout, begun, decoder)
+    lengths = rollout.response_mask.sum(-1).double()
+    return replace(rollout, responses=replace(rollout.responses, lengths=lengths, ended=ended)), rows
+
+
+def _with_turn(rollout: Rollout, begun: Mapping[int, Sequence[int]], decoder: Decoder) -> tuple[Rollout, Tensor]:
+    """Sample on after the tokens that some answers begin with, by row; and ``(n,)`` bool, whether each ended."""
+    policy, rows, begins = decoder.policy, torch.tensor([*begun]), [*begun.values()]
+    ids, mask = policy.encode([rollout.examples[row] for row in begun], decoder.settings, begins)
+    lengths = torch.tensor([len(tokens) for tokens in begins])
+    room, ids_of_rows = decoder.settings.max_new_tokens - lengths, rollout.sequence_ids[rows]
+    # a stop text of the turn before does not end this one
+    out = decoder.batch(ids, mask, torch.arange(len(rows)), ids_of_rows, room, [()] * len(rows))
+    columns = lengths.unsqueeze(1) + torch.arange(out.sequences.response_ids.shape[1])
+    length = max(rollout.response_ids.shape[1], int(columns.max()) + 1)
+
+    def with_answers(values: Tensor, answers: Tensor, fill: float = 0) -> Tensor:
+        """``(R, length, ...)`` values with those of the answers after the tokens that these begin with."""
+        shape = [max(sizes) for sizes in zip(values.shape[2:], answers.shape[2:], strict=True)]
+        wider = padded(values, (length, *shape), fill)
+        wider[rows.unsqueeze(1), columns] = padded(answers, (columns.shape[1], *shape), fill)
+        return wider
+
+    fills = FILLS | {"response_ids": policy.pad_id}
+    responses = {
+        name: with_answers(values, out.sequences.responses[name], fills.get(name, 0))
+        for name, values in rollout.sequences.responses.items()
+    }
+    for row, tokens in begun.items():
+        responses["response_ids"][row, : len(tokens)] = torch.tensor(tokens)
+    signals = {name: with_answers(values, out.signals[name]) for name, values in rollout.signals.items()}
+    return replace(rollout, sequences=replace(rollout.sequences, **responses), signals=signals), out.ended
 
 
 # -- what stages and providers return --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rlstab.signals import TopK, token_signals_from_logits
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train import other_models
-from rlstab.train.sampling import sample
+from rlstab.train.generate import sample
 from tests.train.runs import (
     ALIKE,
     SHIPPED,

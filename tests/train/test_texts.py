@@ -15,7 +15,7 @@ from rlstab.preflight import preflight
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example, Message, TextTask
 from rlstab.train import Rollout
-from rlstab.train.sampling import sample
+from rlstab.train.generate import sample
 from tests.train.runs import GRADED, go, lines, printed, quiet, small
 from tests.train.texts import byte_tokenizer, writing
 

@@ -21,7 +21,7 @@ from rlstab.tasks import Countdown, Example
 from rlstab.tasks.evidence import turn_evidence
 from rlstab.tasks.lottery import Lottery
 from rlstab.train.rollout import Rollout
-from rlstab.train.sampling import sample
+from rlstab.train.generate import sample
 from tests.train.own import Talking
 from tests.train.runs import column, first_layers, go, of_user, small
 
