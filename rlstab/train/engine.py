@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,8 @@ from rlstab.signals import TokenSignals
 
 Item = TypeVar("Item")
 
+torch.export.register_dataclass(TokenSignals)  # so that engines find the tensors in what a module returns
+
 
 class PolicyModule(nn.Module):
     """Hidden states and the pass over the vocabulary in one forward, which is what torch's engines wrap.
@@ -45,12 +47,9 @@ class PolicyModule(nn.Module):
         self.model = policy.model
         self._policy = (policy,)  # in a tuple, so that torch does not search it for modules
 
-    def forward(self, sequences: tuple[Tensor, ...], index: Tensor, options: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The requested signals by name, in a dictionary: engines look for tensors only in tuples and dictionaries."""
-        signals = self._policy[0].signals(Sequences(*sequences), index, **options)
-        return {
-            signal.name: value for signal in fields(signals) if (value := getattr(signals, signal.name)) is not None
-        }
+    def forward(self, sequences: Sequences, index: Tensor, **options: Any) -> TokenSignals:
+        """:meth:`Policy.signals`."""
+        return self._policy[0].signals(sequences, index, **options)
 
 
 class Engine:
@@ -143,7 +142,8 @@ class Engine:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
             options["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
-        return _forward(self.module, sequences, index, options)
+        signals: TokenSignals = self.module(sequences, index, **options)
+        return signals
 
     def backward(self, loss: Tensor | None) -> None:
         """Add the gradient of a loss, None for none. After the last micro-batch gradients are sums over processes."""
@@ -157,10 +157,9 @@ class Engine:
         token = torch.full((1, 1), self.policy.pad_id, device=self.policy.device)
         mask = torch.ones_like(token, dtype=torch.bool)
         index = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
-        options = {"temperature": 1.0, "needs": {"logprobs"}}
-        logprobs = _forward(module, Sequences(token, mask, token, mask), index, options).logprobs
-        assert logprobs is not None
-        return 0.0 * logprobs.sum()
+        signals = module(Sequences(token, mask, token, mask), index, temperature=1.0, needs={"logprobs"})
+        zero: Tensor = 0.0 * signals.logprobs.sum()
+        return zero
 
     def clip(self, largest: float) -> float | Tensor:
         """Scale the gradient to a norm of at most ``largest``; returns the norm before, the same in all processes."""
@@ -307,14 +306,6 @@ class _Shards:
             if not self._depth:
                 for weight in self.policy.model.parameters():
                     weight.data = weight.data.new_empty(0)
-
-
-def _forward(
-    module: Callable[..., Any], sequences: Sequences, index: Tensor, options: Mapping[str, Any]
-) -> TokenSignals:
-    """The signals of a :class:`PolicyModule`, called through what an engine wrapped around it."""
-    tensors = tuple(getattr(sequences, part.name) for part in fields(sequences))
-    return TokenSignals(**module(tensors, index, dict(options)))
 
 
 def gathered(shard: Tensor, device: torch.device) -> Tensor:
