@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlstab import preflight, signals
 from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
-from rlstab.signals import SIGNAL_NAMES, as_support, head, tile
+from rlstab.signals import SIGNAL_NAMES, as_support, tile, tiled_head
 from tests.tolerances import assert_near
 from tests.train.runs import small as small_run
 
@@ -305,7 +305,7 @@ def error(result, exact):
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("names", [{"logprobs"}, {"entropies"}, {"logprobs", "entropies", "sum_p_sq"}])
 def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, slow):
-    monkeypatch.setattr(head, "slow_bf16", lambda: slow)
+    monkeypatch.setattr(tiled_head, "slow_bf16", lambda: slow)
     monkeypatch.setattr(signals, "ROWS", 48)
     rows, width, vocab = 100, 64, 4500
     hidden, weight, _, ids = inputs(rows, width, vocab, torch.float32)
@@ -326,7 +326,7 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, sl
 
 @pytest.mark.parametrize(("slow", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
 def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(small, monkeypatch, slow, dtype):
-    monkeypatch.setattr(head, "slow_bf16", lambda: slow)
+    monkeypatch.setattr(tiled_head, "slow_bf16", lambda: slow)
     hidden, weight, bias, ids = inputs(dtype=torch.bfloat16)
     given = leaves(hidden, weight, bias)
     with Largest() as seen:
@@ -360,7 +360,8 @@ def test_a_second_derivative_is_refused():
 
 
 def test_nothing_that_was_not_asked_for_is_computed(monkeypatch, tiles):
-    for module, name in ((tile, "_entropy"), (tile, "_kept_mass"), (head, "_kept_pass")):
+    # what entropies read, and what the kept mass reads
+    for module, name in ((tile, "FLOOR"), (tiled_head, "FLOOR"), (tile, "math"), (tiled_head, "_kept_pass")):
         monkeypatch.delattr(module, name)
     hidden, weight, _, ids = inputs()
     needs = {"logprobs", "sum_p_sq", "max_logprobs"}

@@ -17,12 +17,11 @@ class LogitsSignals(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """All the signals of a few rows, then the next."""
         ctx.set_materialize_grads(False)
-        rows = Rows.empty(logits.shape[0], ask.needs, logits)
-        height = _height(logits, ask)
-        teacher_buffers = Buffers(logits, min(height, logits.shape[0]) * logits.shape[1])
-        for span in spans(logits.shape[0], height):
-            divided = _divided(logits[span].to(wide(logits.dtype)), temperature, span)
-            whole_rows(rows, span, divided, ids[span], ask, teacher_buffers)
+
+        def logits_of(span: slice) -> Tensor:
+            return _divided(logits[span].to(wide(logits.dtype)), temperature, span)
+
+        rows = whole_rows(logits_of, logits, logits.shape[1], ids, ask)
         ctx.ask, ctx.temperature, ctx.names = ask, temperature, list(rows.values)
         ctx.save_for_backward(logits, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)
@@ -39,7 +38,7 @@ def _gradient(ctx: Any, grads: dict[str, Tensor]) -> Tensor:
     logits, ids, *saved = ctx.saved_tensors
     ask, temperature, rows = ctx.ask, ctx.temperature, Rows.saved(ctx.names, saved, ctx.ask.support)
     gradient = torch.zeros_like(logits)
-    height = _height(logits, ask)
+    height = ask.height(logits.shape[1])
     live = live_rows(grads, logits.shape[0], logits.device)
     size = min(height, live.numel()) * logits.shape[1]
     buffers, teacher_buffers = Buffers(logits, size), Buffers(logits, size)
@@ -59,11 +58,6 @@ def _gradient(ctx: Any, grads: dict[str, Tensor]) -> Tensor:
         out = slope.of_tile(divided, ids[index], 0, buffers.take("gradient", *divided.shape))
         gradient.index_copy_(0, index, out.add_(pull).to(gradient.dtype))
     return gradient
-
-
-def _height(logits: Tensor, ask: Ask) -> int:
-    """Rows that fit: a large vocabulary allows fewer."""
-    return max(1, min(ask.rows, ask.rows * ask.columns // max(logits.shape[1], 1)))
 
 
 def _divided(logits: Tensor, temperature: float | Tensor, span: slice, inplace: bool = False) -> Tensor:

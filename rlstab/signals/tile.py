@@ -70,6 +70,10 @@ class Ask:
     support: Tensor | None = None
     target: Target | None = None
 
+    def height(self, vocab: int) -> int:
+        """How many whole rows fit: a large vocabulary allows fewer."""
+        return max(1, min(self.rows, self.rows * self.columns // max(vocab, 1)))
+
 
 class Target(Protocol):
     """The distribution of a teacher at each row. Slices are of rows or of the vocabulary."""
@@ -147,40 +151,45 @@ class Rows:
         return tuple(self.values.get(name) for name in ORDER)
 
 
-def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask, teacher_buffers: Buffers) -> None:
-    """Fill ``rows[span]`` from all the logits of its rows: where a row fits, nothing has to run."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    best = logprobs.amax(-1)
-    rows.top[span], rows.log_sum[span] = logits.amax(-1), -best
-    laws: Mapping[str, Callable[[], Tensor]] = {
-        "logprobs": lambda: logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1),
-        "entropies": lambda: _entropy(logprobs),
-        "max_logprobs": lambda: best,
-        "sum_p_sq": lambda: logprobs.exp().square().sum(-1),
-    }
-    for name in rows.values.keys() & laws.keys():
-        rows.values[name][span] = laws[name]()
-    if "log_kept_mass" in rows.values:
-        where = slice(None) if ask.kept_rows is None else sent(ask.kept_rows[span].nonzero().squeeze(1), ids.device)
-        rows.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
-    if "log_support_mass" in rows.values and ask.support is not None:
-        total = log_total(logprobs, ask.support[span])
-        rows.values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
+def whole_rows(logits_of: Callable[[slice], Tensor], like: Tensor, vocab: int, ids: Tensor, ask: Ask) -> Rows:
+    """The signals from whole rows of logits, as many at a time as fit: where a row fits, nothing has to run.
+
+    Args:
+        logits_of: makes the ``(n, vocab)`` logits of some rows.
+        like: ``(N, ...)``, of the device and dtype from which the logits are made.
+        vocab: the number of logits in a row.
+        ids: ``(N,)`` int64.
+        ask: what to compute.
+    """
+    rows, height = Rows.empty(like.shape[0], ask.needs, like), ask.height(vocab)
+    values, teacher_buffers = rows.values, Buffers(like, min(height, like.shape[0]) * vocab)
     if ask.target is not None:
-        if KEPT not in rows.values:
-            rows.values[KEPT] = rows.top.new_empty(rows.top.shape[0], ask.target.kept)
-        policy = rows.logprobs(span, logits, teacher_buffers)
-        measured = ask.target.measure(policy, span, teacher_buffers)
-        rows.values["teacher_divergence"][span], rows.values[KEPT][span] = measured
-
-
-def _entropy(logprobs: Tensor) -> Tensor:
-    return -(logprobs.exp() * logprobs.clamp(min=FLOOR)).sum(-1)
-
-
-def _kept_mass(logprobs: Tensor, best: Tensor, min_p: float) -> Tensor:
-    likely = logprobs >= best.unsqueeze(-1) + math.log(min_p)
-    return logprobs.masked_fill(~likely, -torch.inf).logsumexp(-1)
+        values[KEPT] = rows.top.new_empty(like.shape[0], ask.target.kept)
+    for span in spans(like.shape[0], height):
+        logits = logits_of(span)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        best = logprobs.amax(-1)
+        rows.top[span], rows.log_sum[span] = logits.amax(-1), -best
+        if "logprobs" in values:
+            values["logprobs"][span] = logprobs.gather(-1, ids[span].unsqueeze(-1)).squeeze(-1)
+        if "entropies" in values:
+            values["entropies"][span] = -(logprobs.exp() * logprobs.clamp(min=FLOOR)).sum(-1)
+        if "max_logprobs" in values:
+            values["max_logprobs"][span] = best
+        if "sum_p_sq" in values:
+            values["sum_p_sq"][span] = logprobs.exp().square().sum(-1)
+        if "log_kept_mass" in values:
+            where = slice(None) if ask.kept_rows is None else sent(ask.kept_rows[span].nonzero().squeeze(1), ids.device)
+            likely = logprobs[where] >= best[where].unsqueeze(-1) + math.log(ask.min_p or 1.0)
+            values["log_kept_mass"][span][where] = logprobs[where].masked_fill(~likely, -torch.inf).logsumexp(-1)
+        if "log_support_mass" in values and ask.support is not None:
+            total = log_total(logprobs, ask.support[span])
+            values["log_support_mass"][span] = log_mass(total, torch.zeros_like(total), ask.support[span])
+        if ask.target is not None:
+            policy = rows.logprobs(span, logits, teacher_buffers)
+            measured = ask.target.measure(policy, span, teacher_buffers)
+            values["teacher_divergence"][span], values[KEPT][span] = measured
+    return rows
 
 
 def kept(shifted: Tensor, top: Tensor, min_p: float) -> Tensor:

@@ -8,9 +8,8 @@ outside, each tile of the weight's gradient is written once.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -61,10 +60,10 @@ class Head:
         by_row = self.temperature[index] if isinstance(self.temperature, Tensor) else self.temperature
         return Head(self.weight, self.bias, by_row, self.scale, self.softcap)
 
-    def tiles(self, columns: int) -> Iterator[slice]:
-        """Slices of the vocabulary."""
-        size = self.weight.shape[0]
-        return (slice(start, min(start + columns, size)) for start in range(0, size, columns))
+    @property
+    def vocab(self) -> int:
+        """The number of logits."""
+        return self.weight.shape[0]
 
     @property
     def factor(self) -> float | Tensor:
@@ -105,10 +104,10 @@ class Head:
 
     def whole(self, hidden: Tensor, rows: slice, columns: int, buffers: Buffers) -> Tensor:
         """Whole rows of logits in a buffer, made by tiles of so many columns."""
-        if self.weight.shape[0] <= columns:
+        if self.vocab <= columns:
             return self.logits(hidden, rows, slice(None), buffers)
-        x = buffers.take("whole", hidden[rows].shape[0], self.weight.shape[0])
-        for tile in self.tiles(columns):
+        x = buffers.take("whole", hidden[rows].shape[0], self.vocab)
+        for tile in spans(self.vocab, columns):
             x[:, tile] = self.logits(hidden, rows, tile, buffers)
         return x
 
@@ -141,9 +140,14 @@ class HeadSignals(torch.autograd.Function):
         """One pass, and a second one over the rows that need ``log_kept_mass``."""
         ctx.set_materialize_grads(False)
         head = Head(weight, bias, temperature, scale, softcap)
-        pass_over = _whole_pass if ask.target is not None or weight.shape[0] <= ask.columns else _running_pass
         with torch.autocast(hidden.device.type, enabled=False):
-            rows = pass_over(head, multiplied(hidden), ids, ask)
+            states = multiplied(hidden)
+            if ask.target is not None or head.vocab <= ask.columns:  # a teacher is compared over whole rows
+                buffers = Buffers(hidden, min(ask.height(head.vocab), hidden.shape[0]) * head.vocab)
+                logits_of = partial(head.whole, states, columns=ask.columns, buffers=buffers)
+                rows = whole_rows(logits_of, hidden, head.vocab, ids, ask)
+            else:
+                rows = _running_pass(head, states, ids, ask)
         ctx.ask, ctx.names, ctx.rest = ask, list(rows.values), (temperature, scale, softcap)
         ctx.save_for_backward(hidden, weight, bias, ids, rows.top, rows.log_sum, *rows.values.values())
         return rows.outputs(ctx)
@@ -157,17 +161,6 @@ class HeadSignals(torch.autograd.Function):
         return (*once(gradients, [hidden, weight, bias, *arrived]), None, None, None, None, None)
 
 
-def _whole_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
-    """Whole rows, as many as fill a tile: for a small vocabulary, and for the sums of two distributions to compare."""
-    rows, vocab = Rows.empty(hidden.shape[0], ask.needs, hidden), head.weight.shape[0]
-    height = max(1, min(ask.rows, hidden.shape[0], ask.rows * ask.columns // vocab))
-    buffers, teacher_buffers = Buffers(hidden, height * vocab), Buffers(hidden, height * vocab)
-    for span in spans(hidden.shape[0], height):
-        x = head.whole(hidden, span, ask.columns, buffers)
-        whole_rows(rows, span, x, ids[span], ask, teacher_buffers)
-    return rows
-
-
 def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
     """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
@@ -175,7 +168,7 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
     top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold only forbidden tokens
     total, moment, squares, logit = (torch.zeros_like(top) for _ in range(4))
     of_support = torch.full_like(top, -torch.inf)
-    for columns in head.tiles(ask.columns):
+    for columns in spans(head.vocab, ask.columns):
         for span in spans(hidden.shape[0], ask.rows):
             x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
@@ -217,7 +210,7 @@ def _kept_pass(head: Head, hidden: Tensor, rows: Rows, ask: Ask, buffers: Buffer
     index = sent((all_rows if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1), hidden.device)
     picked_head, picked_hidden, top = head.pick(index), hidden[index], rows.top[index]
     mass = torch.zeros_like(top)
-    for columns in head.tiles(ask.columns):
+    for columns in spans(head.vocab, ask.columns):
         for span in spans(index.numel(), ask.rows):
             shifted = picked_head.logits(picked_hidden, span, columns, buffers).sub_(top[span].unsqueeze(1))
             likely = kept(shifted, top[span], ask.min_p or 1.0)
@@ -237,7 +230,7 @@ def _backward(ctx: Any, grads: dict[str, Tensor]) -> list[Tensor | None]:
     live_hidden = multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
     slope = Slope.of(grads, rows, head.factor, ask.min_p or 1.0)
-    size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0])
+    size = min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.vocab)
     buffers, teacher_buffers = Buffers(hidden, size), Buffers(hidden, size)
     target = ask.target if dense or ask.target is None else ask.target.pick(live)
     steep = grads["teacher_divergence"] * head.factor if "teacher_divergence" in grads else None
@@ -247,8 +240,8 @@ def _backward(ctx: Any, grads: dict[str, Tensor]) -> list[Tensor | None]:
     by_bias = (
         torch.zeros_like(head.bias, dtype=rows.top.dtype) if ctx.needs_input_grad[2] and head.bias is not None else None
     )
-    for columns in head.tiles(ask.columns) if live_hidden.shape[0] else ():
-        share = None if by_weight is None else _Sum(by_weight[columns])
+    for columns in spans(head.vocab, ask.columns) if live_hidden.shape[0] else ():
+        by_tile, total = None if by_weight is None else by_weight[columns], None
         for span in spans(live_hidden.shape[0], ask.rows):
             x = head.logits(live_hidden, span, columns, buffers)
             pull = None
@@ -267,10 +260,10 @@ def _backward(ctx: Any, grads: dict[str, Tensor]) -> list[Tensor | None]:
                     by_hidden[span] += torch.mm(g.to(tile.dtype), tile, out_dtype=dtype)
                 else:
                     by_hidden[span].addmm_(g.to(dtype), tile.to(dtype))
-            if share is not None:
-                share.add(g.to(live_hidden.dtype).t(), live_hidden[span])
-        if share is not None:
-            share.write()
+            if by_tile is not None:
+                total = _added(total, g.to(live_hidden.dtype).t(), live_hidden[span], by_tile)
+        if by_tile is not None and total is not None and total is not by_tile:
+            by_tile.copy_(total)
     if by_hidden is not None:
         narrow = by_hidden.to(hidden.dtype)
         by_hidden = narrow if dense else torch.zeros_like(hidden).index_copy_(0, live, narrow)
@@ -279,22 +272,10 @@ def _backward(ctx: Any, grads: dict[str, Tensor]) -> list[Tensor | None]:
     return [by_hidden, by_weight, by_bias]
 
 
-class _Sum:
-    """Products of tiles of rows, summed into one tile of the weight's gradient; in float32 if there are several."""
-
-    def __init__(self, into: Tensor) -> None:
-        self.into = into
-        self.total: Tensor | None = None
-
-    def add(self, left: Tensor, right: Tensor) -> None:
-        if self.total is None:
-            same_dtype = left.dtype == self.into.dtype
-            self.total = torch.mm(left, right, out=self.into) if same_dtype else left @ right
-        elif self.total.dtype == left.dtype == wide(left.dtype):
-            self.total.addmm_(left, right)
-        else:
-            self.total = self.total.float().add_(left @ right)
-
-    def write(self) -> None:
-        if self.total is not None and self.total is not self.into:
-            self.into.copy_(self.total)
+def _added(total: Tensor | None, left: Tensor, right: Tensor, into: Tensor) -> Tensor:
+    """The product added to the others of its tile, in float32 if there are several; a single one is put ``into``."""
+    if total is None:
+        return torch.mm(left, right, out=into) if left.dtype == into.dtype else left @ right
+    if total.dtype == left.dtype == wide(left.dtype):
+        return total.addmm_(left, right)
+    return total.float().add_(left @ right)
