@@ -52,8 +52,8 @@ def evaluate(policy: Policy, generator: Generator, *, cut: bool = False) -> dict
         repeated = [example for example in examples for _ in range(repeat)]
         planned = ResponseBatch.of(torch.zeros(len(ids)), sequence_ids=ids, limit=run.rollout.max_new_tokens)
         sampled, scores = generator.answered(policy, "eval", repeated, planned, Metrics(), greedy=greedy, cut=cut)
-        metrics.add("eval/scorer_errors", float(len(scores.errors)))
-        metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))
+        metrics.sums["eval/scorer_errors"] += float(len(scores.errors))
+        metrics.sums["eval/scorer_timeouts"] += float(scores.timed_out.sum())
         return sampled, scores
 
     sampled, scores = scored(samples, greedy=False)

@@ -288,7 +288,7 @@ class Generator:
         policy, progress, metrics = draft
         rollout, scores = self.answered(policy, "train", examples, planned, metrics, begun=begun)
         late = [text for text, is_late in zip(rollout.texts, scores.timed_out.tolist(), strict=True) if is_late]
-        metrics.add("scorer/timeouts", len(late))
+        metrics.sums["scorer/timeouts"] += len(late)
         if late:
             self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
         self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
@@ -330,7 +330,7 @@ class Generator:
         return replace(rollout, responses=responses.reshaped(rewards))
 
     def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
-        metrics.add(metric, len(errors))
+        metrics.sums[metric] += len(errors)
         if errors:
             self.say(what, errors[0])
 
@@ -381,7 +381,7 @@ class Generator:
             metrics.mean(metric, float(answers.evidence(name).sum()), count)
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
-        metrics.add("response/tokens", float(sampled.response_mask.sum()))
+        metrics.sums["response/tokens"] += float(sampled.response_mask.sum())
         if offers(self.task, "reply"):
             metrics.mean("response/turns", float((answers.evidence("turn_states") > 0).sum()), count)
         prompted = learnt.select(learnt.given == 0)
@@ -538,7 +538,7 @@ def advance(
 ) -> tuple[Settled, State]:
     """The statistics of a stage over all responses of the rollout, and its next state; logs its metrics."""
     stat, after = measure_all(stage, [responses], state, comm)
-    metrics.report({f"{stage.name}/{name}": mean for name, mean in stage.report(responses, stat, state).items()})
+    metrics.means.add({f"{stage.name}/{name}": mean for name, mean in stage.report(responses, stat, state).items()})
     return stat, after
 
 

@@ -102,7 +102,7 @@ class Learner:
         reason, nonfinite = "", count_nonfinite(rollout.rewards, self.comm)
         if nonfinite:
             steps = self.settings.optimizer_steps_per_rollout
-            metrics.count("optimizer_steps/refused", steps)
+            metrics.counts["optimizer_steps/refused"] += steps
             reason = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
             return replace(progress, optimizer_steps=progress.optimizer_steps + steps), reason
         rollout, progress = self._estimated(rollout, progress, metrics)
@@ -121,10 +121,10 @@ class Learner:
                 progress = replace(progress, objective=step.state)
                 if step.refusal is not None:
                     self.engine.zero_grad()
-                    metrics.count("optimizer_steps/refused")
+                    metrics.counts["optimizer_steps/refused"] += 1
                     reason = step.refusal
                 elif not step.moves_weights:
-                    metrics.count("optimizer_steps/skipped")
+                    metrics.counts["optimizer_steps/skipped"] += 1
         return progress, reason
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
@@ -191,7 +191,7 @@ class Learner:
             )
         self.engine.step(learning_rate)
         for report in step.reports:
-            metrics.report(report)
+            metrics.means.add(report)
         _report_gaps(gaps, "_live", metrics)
         metrics.mean("head/live_fraction", reached, step.plan.everything.tokens if self.main else 0)
         if self.main:
@@ -334,7 +334,7 @@ def _report_gaps(gaps: Sequence[Tensor], suffix: str, metrics: Metrics) -> None:
     # where evidence is not finite, its optimizer step is refused; the metrics must not become NaN
     finite = on_cpu([gap.isfinite().all() for gap in gaps])
     for gap in (gap for gap, good in zip(gaps, finite, strict=True) if gap.numel() and good):
-        metrics.report({f"sampler/gap{suffix}": Mean.of(gap)})
+        metrics.means.add({f"sampler/gap{suffix}": Mean.of(gap)})
         metrics.highest(f"sampler/largest_gap{suffix}", gap.amax())
 
 

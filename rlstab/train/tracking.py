@@ -5,6 +5,7 @@ The trackers are those of accelerate: wandb and TensorBoard.
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,29 +36,25 @@ Values: TypeAlias = Mapping[str, Any]
 
 @dataclass
 class Metrics:
-    """Metrics of one rollout by name, merged over micro-batches, optimizer steps and ranks, and seconds by phase."""
+    """Metrics of one rollout by name, merged over micro-batches, optimizer steps and ranks.
+
+    Attributes:
+        means: over all that has a count, such as the reports of losses and stages.
+        sums: over parts and ranks.
+        largest: the largest values, by :meth:`highest`.
+        counts: how often something happened on every rank at once.
+        seconds: wall time of this rank by phase.
+    """
 
     means: RunningMeans = field(default_factory=RunningMeans)
-    sums: dict[str, float] = field(default_factory=dict)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     largest: dict[str, Number] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def mean(self, name: str, total: Number, count: Number) -> None:
         """Add a total and a count to a mean."""
         self.means.add({name: Mean(*(torch.as_tensor(number, dtype=torch.float64) for number in (total, count)))})
-
-    def report(self, report: Mapping[str, Mean]) -> None:
-        """Add the report of a loss or a stage."""
-        self.means.add(report)
-
-    def add(self, name: str, value: float) -> None:
-        """Add to a sum over parts and ranks."""
-        self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def count(self, name: str, times: int = 1) -> None:
-        """Count an event that occurs on every rank at once."""
-        self.counts[name] = self.counts.get(name, 0) + times
 
     def highest(self, name: str, value: Number) -> None:
         """Keep the largest value."""
@@ -71,7 +68,7 @@ class Metrics:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] += time.perf_counter() - start
 
     def collect(self) -> dict[str, float]:
         """The metrics over all ranks, without means whose count is 0. Every rank calls it."""
@@ -79,7 +76,7 @@ class Metrics:
         ranks, merged = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
         for _, sums, largest in ranks:
             for name, value in sums.items():
-                merged.add(name, value)
+                merged.sums[name] += value
             for name, value in largest.items():
                 merged.highest(name, value)
         return {
