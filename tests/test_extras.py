@@ -107,7 +107,7 @@ LOOK = "look {examples}/../tests/diagnose/data/truncation.jsonl --out look.html"
 #: What needs neither torch nor pydantic: commands, and how their output begins.
 QUICK = {"": "usage: rlstab", "--help": "usage: rlstab", "--version": f"rlstab {rlstab.__version__}"}
 #: What the names of the library, which are about tensors alone, must not import.
-HEAVY = {"transformers", "accelerate", "pydantic", "yaml", "matplotlib", "rich", "wandb", "einops", "safetensors"}
+HEAVY = {"transformers", "accelerate", "pydantic", "yaml", "matplotlib", "rich", "wandb", "safetensors"}
 #: What an install without any extra does, and how it ends. There is nothing to read for `runs`.
 LIGHT = {
     "list": 0,

@@ -287,7 +287,7 @@ class Policy:
         """
         values = [sequences.response_ids.flatten()[index], sequences.support.flatten(0, 1)[index]]
         ids, support = (sent(value, self.device) for value in values)
-        requested |= {"support": support, "check_ids": not self._embeds_the_vocabulary}
+        requested |= {"support": support, "check_ids": not embeds_the_vocabulary(self.model)}
         requested |= {"min_p": options.get("min_p"), "beta": options.get("beta", 1.0)}
         output = self._before_tokens(sequences, index, shared)
         if self.head is None:
@@ -384,10 +384,6 @@ class Policy:
     def head(self) -> VocabularyHead | None:
         """How hidden states become logits in this model; None if that is more than a product and a scale."""
         return find_head(self.model)
-
-    @cached_property
-    def _embeds_the_vocabulary(self) -> bool:
-        return embeds_the_vocabulary(self.model)
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""

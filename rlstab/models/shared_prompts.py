@@ -94,7 +94,11 @@ def forward_shared(
     prompts = forward(input_ids=ids[shared.rows, :width], **inputs, **of_cache)
     states: list[Any] = cache.layers  # all of one kind, see can_share
     layers = [layer for layer in states if layer.is_initialized]  # a layer that reads the keys of another stays empty
-    *tensors, last = _apart([*(tensors for layer in layers for tensors in (layer.keys, layer.values)), prompts[:, -1:]])
+    outputs = [*(tensor for layer in layers for tensor in (layer.keys, layer.values)), prompts[:, -1:]]
+    if any(tensor.requires_grad for tensor in outputs):
+        start = torch.ones((), device=ids.device, requires_grad=True)  # one input must require a gradient
+        outputs = list(_Apart.apply(start, outputs))  # type: ignore[no-untyped-call]  # torch's apply has no types
+    *tensors, last = outputs
     for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
         layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
@@ -103,19 +107,13 @@ def forward_shared(
     return torch.cat([last[shared.of], responses[:, :-1]], dim=1)
 
 
-def _apart(outputs: list[Tensor]) -> list[Tensor]:
+class _Apart(torch.autograd.Function):
     """The tensors of the prompts, with a separate backward that runs after that of the responses.
 
     In one graph, autograd would keep the gradient of the responses for each weight until that of the prompts arrives,
     which takes 4 more bytes for each trained parameter.
     """
-    if not any(tensor.requires_grad for tensor in outputs):
-        return outputs
-    start = torch.ones((), device=outputs[0].device, requires_grad=True)  # one input must require a gradient
-    return list(_Apart.apply(start, outputs))  # type: ignore[no-untyped-call]  # torch's apply has no types
 
-
-class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, start: Tensor, outputs: list[Tensor]) -> tuple[Tensor, ...]:
         ctx.made = outputs

@@ -26,17 +26,12 @@ class Message:
     content: str
 
 
-def in_words(messages: Iterable[Message]) -> str:
-    """A chat as text, for people and scorers: its messages one after another."""
-    return "\n".join(f"{turn.role}: {turn.content}" for turn in messages)
-
-
 @dataclass(frozen=True)
 class Example:
     """One prompt and what its task needs to score a completion.
 
     Attributes:
-        prompt: the text; of a chat, its messages :func:`in_words`.
+        prompt: the text; of a chat, for people and scorers, its messages one after another.
         answer: what the scorer compares a completion with.
         messages: the chat, if the prompt is one; make such an example with :meth:`chat`.
         where: what errors call the example: a file and a line.
@@ -51,7 +46,7 @@ class Example:
     def chat(cls, messages: Iterable[Message], answer: Any, where: str = "") -> Example:
         """An example whose prompt is a chat, which needs `rollout.chat`."""
         turns = tuple(messages)
-        return cls(in_words(turns), answer, turns, where)
+        return cls("\n".join(f"{turn.role}: {turn.content}" for turn in turns), answer, turns, where)
 
 
 class Task(Protocol):

@@ -329,19 +329,6 @@ def as_shard_of(weight: Tensor, value: Tensor) -> Tensor:
 
 _INSTEAD = "Launch with torchrun, or with accelerate launch --multi_gpu, and set `engine` in the run file"
 
-#: Values that a launcher may set, by environment variable; the trainer does not implement others.
-_LAUNCHER = {
-    "ACCELERATE_USE_DEEPSPEED": ("false",),
-    "ACCELERATE_USE_MEGATRON_LM": ("false",),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("false",),
-    "ACCELERATE_DYNAMO_BACKEND": ("no",),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1",),
-    "FSDP_VERSION": ("2",),
-    "FSDP_RESHARD_AFTER_FORWARD": ("true", "full_shard"),
-    "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap",),
-    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("false",),
-}
-
 
 def asks_for_shards(environment: Mapping[str, str]) -> bool:
     """Whether the launcher asks for FSDP."""
@@ -349,13 +336,22 @@ def asks_for_shards(environment: Mapping[str, str]) -> bool:
 
 
 def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
-    """Refuse an option of the launcher that the run would ignore.
+    """Refuse an option of the launcher, an environment variable, that the run would ignore.
 
     Raises:
         ConfigError: names the variable and what to set instead.
     """
     fsdp, settings = asks_for_shards(environment), run.optimisation
-    allowed = _LAUNCHER | {
+    allowed = {
+        "ACCELERATE_USE_DEEPSPEED": ("false",),
+        "ACCELERATE_USE_MEGATRON_LM": ("false",),
+        "ACCELERATE_USE_PARALLELISM_CONFIG": ("false",),
+        "ACCELERATE_DYNAMO_BACKEND": ("no",),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("1",),
+        "FSDP_VERSION": ("2",),
+        "FSDP_RESHARD_AFTER_FORWARD": ("true", "full_shard"),
+        "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap",),
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("false",),
         "ACCELERATE_MIXED_PRECISION": ("no", settings.precision),
         "ACCELERATE_USE_FSDP": ("true", "1", "false") if run.engine.name != "ddp" else ("false",),
         "FSDP_OFFLOAD_PARAMS": ("false", str(run.engine.offload).lower()),

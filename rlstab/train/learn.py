@@ -79,8 +79,8 @@ class Learner:
                 evidence |= {name: rollout.packed(values) for name, values in values_of.items()}
             for name in stage.needs - fresh - rollout.responses.extra.keys():
                 if name == "squared_gradient":
-                    unequal = ~rollout.responses.even
-                    evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
+                    where = ~rollout.responses.even
+                    evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, where)
                 else:
                     evidence[name] = rollout.packed(rollout.signals[name])
             responses = rollout.responses.knowing(evidence)
@@ -365,10 +365,9 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
     if len(rows) <= size:  # one micro-batch, whatever the order
         return rows[by_length]
     by_group = torch.from_numpy(np.lexsort([-length, group, -longest, idle]))  # by the last key first
-    orders = sorted(
-        (by_length, by_group), key=lambda order: _tokens(prompt[order], response[order], group[order], size)
-    )
-    return rows[orders[0]]
+    return rows[
+        min((by_length, by_group), key=lambda order: _tokens(prompt[order], response[order], group[order], size))
+    ]
 
 
 def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
@@ -384,7 +383,7 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 # -- evidence and rates ----------------------------------------------------------------------------------------------
 
 
-def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
+def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor) -> Tensor:
     """Squared norm, over all trainable weights, of the gradient of each response's log-prob, the sum over its tokens.
 
     Each response takes its own forward and backward: a backward over several gives the sum of their gradients,
@@ -394,7 +393,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
         policy: holds the weights; those that do not require a gradient do not count.
         sequences: ``S`` prompts and responses.
         temperature: the temperature of the log-probs.
-        where: ``(S,)`` bool, the responses to measure; None for all. In groups with equal rewards the advantage is 0
+        where: ``(S,)`` bool, the responses to measure. In groups with equal rewards the advantage is 0
             under any baseline, so the norm is not needed.
 
     Returns:
@@ -402,7 +401,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
     """
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     squares = torch.zeros(len(sequences.response_ids), dtype=torch.float64)
-    for row in range(len(squares)) if where is None else where.nonzero().squeeze(-1).tolist():
+    for row in where.nonzero().squeeze(-1).tolist():
         response = sequences.rows(torch.tensor([row]))
         index = response.response_mask.reshape(-1).nonzero().squeeze(-1)
         if not weights or not len(index):
