@@ -63,7 +63,9 @@ class Engine:
     Attributes:
         policy: its tokenizer and settings can be used at any time, its model only inside :meth:`gathered_policy`.
         loss_scale: multiplies the loss before the backward pass, so that gradients are sums over processes.
+        trained: the trainable weights, or the shards of this process, in the order of the optimizer.
         optimizer: fused AdamW; torch's loop over weights takes several times as long.
+        in_words: the engine and the number of processes, for ``run.json`` and the terminal.
     """
 
     _last = True  #: whether the micro-batch is the last of its optimizer step
@@ -71,6 +73,7 @@ class Engine:
     def __init__(self, policy: Policy, accelerator: Accelerator, settings: OptimisationSettings) -> None:
         self.policy, self.accelerator, self.processes = policy, accelerator, accelerator.num_processes
         self.loss_scale = self.processes  # DDP averages, and the loss has global denominators
+        self.in_words = "one process" if self.processes == 1 else f"ddp, {self.processes} processes"
         if settings.gradient_checkpointing:
             policy.checkpoint_gradients()
         module = PolicyModule(policy)
@@ -85,32 +88,17 @@ class Engine:
             )
         # under torchrun accelerate would wrap a single process too, and DDP cannot share prompts
         self.module = accelerator.prepare(module) if self.processes > 1 else module
-        self.optimizer = self._build_optimizer(settings)
+        self._build_optimizer(policy.model, settings)
         # torch orders its buckets at the first backward: run it now, so that a resumed run adds in the same order
         for _ in range(2 if self.processes > 1 else 0):
             self.backward(None)
         self.zero_grad()
 
-    def _build_optimizer(self, settings: OptimisationSettings) -> AcceleratedOptimizer:
+    def _build_optimizer(self, model: nn.Module, settings: OptimisationSettings) -> None:
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         options = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
         optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
-        prepared: AcceleratedOptimizer = self.accelerator.prepare(optimizer)
-        return prepared
-
-    @property
-    def in_words(self) -> str:
-        """The engine and the number of processes, for ``run.json`` and the terminal."""
-        return "one process" if self.processes == 1 else f"ddp, {self.processes} processes"
-
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        """All weights: whole ones, or the shards of this process."""
-        return list(self.policy.model.parameters())
-
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """The trainable ones of :attr:`weights`, in the order of the optimizer."""
-        return [weight for weight in self.weights if weight.requires_grad]
+        self.optimizer: AcceleratedOptimizer = self.accelerator.prepare(optimizer)
 
     def gathered_policy(self) -> AbstractContextManager[Policy]:
         """The policy with all of its current weights. Every process enters; inside, each may forward as it likes.
@@ -121,7 +109,6 @@ class Engine:
 
     def frozen(self, policy: Policy) -> Callable[[], AbstractContextManager[Policy]]:
         """:meth:`gathered_policy` for another policy, which is held in the same way and never learns."""
-        policy.model.requires_grad_(False)
         return lambda: nullcontext(policy)
 
     def micro_batches(self, micro_batches: Sequence[Item]) -> Iterator[Item | None]:
@@ -163,7 +150,7 @@ class Engine:
 
     def clip(self, largest: float) -> float | Tensor:
         """Scale the gradient to a norm of at most ``largest``; returns the norm before, the same in all processes."""
-        norm: Tensor | None = self.accelerator.clip_grad_norm_(self.weights, largest)
+        norm: Tensor | None = self.accelerator.clip_grad_norm_(self.trained, largest)
         return 0.0 if norm is None else norm
 
     def step(self, lr: float) -> None:
@@ -194,6 +181,7 @@ class ShardedEngine(Engine):
 
     def __init__(self, policy: Policy, accelerator: Accelerator, run: RunConfig, comm: Comm) -> None:
         self.accelerator, self.processes, self.comm, self.loss_scale = accelerator, accelerator.num_processes, comm, 1
+        self.in_words = f"fsdp2, {self.processes} process{'es' * (self.processes > 1)}"
         device, settings = accelerator.device, run.engine
         if not dist.is_initialized():  # a single process that shards in order to offload
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -211,22 +199,13 @@ class ShardedEngine(Engine):
                     f"a token of '{policy.tokenizer.name_or_path}' gives no gradient to {name}, and fsdp2 reduces the "
                     f"same weights in every process. Set engine to ddp, or take a model without such weights."
                 )
-        self.optimizer = self._build_optimizer(run.optimisation)
+        self._build_optimizer(self._shards.live, run.optimisation)
         self.zero_grad()
-
-    @property
-    def in_words(self) -> str:
-        return f"fsdp2, {self.processes} process{'es' * (self.processes > 1)}"
-
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        return list(self._shards.live.parameters())
 
     def gathered_policy(self) -> AbstractContextManager[Policy]:
         return self._shards.gathered()
 
     def frozen(self, policy: Policy) -> Callable[[], AbstractContextManager[Policy]]:
-        policy.model.requires_grad_(False)
         return _Shards(policy, *self._settings).gathered
 
     def micro_batches(self, micro_batches: Sequence[Item]) -> Iterator[Item | None]:
@@ -246,7 +225,7 @@ class ShardedEngine(Engine):
     @torch.no_grad()
     def clip(self, largest: float) -> float:
         # computed here: the norm of offloaded shards is on the CPU, for which there may be no process group
-        sharded = [weight.grad for weight in self.weights if weight.grad is not None]
+        sharded = [weight.grad for weight in self.trained if weight.grad is not None]
         gradients = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in sharded]
         squares = torch.nn.utils.get_total_norm(gradients).double().square().reshape(1).cpu()
         norm = math.sqrt(float(self.comm.sum(squares)))

@@ -126,12 +126,11 @@ class Generator:
 
     def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
         """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
-        example = partial(self.task.example, "train")
-        rollout = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, example)
-        rollout, ids = replace(rollout, texts=self._texts(policy, rollout.answers())), rollout.group_ids
+        rollout = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, self.task)
+        texts, ids = list(map(self._decode(policy), rollout.answers())), rollout.group_ids
         prompted = torch.where(ids < BRANCHES, ids, (ids - BRANCHES) // self.run.rollout.group)
         order = rollout.sequence_ids.argsort()
-        return rollout.rows(order[prompted[order] % self.slots % self.world == self.rank])
+        return replace(rollout, texts=texts).rows(order[prompted[order] % self.slots % self.world == self.rank])
 
     # -- a rollout ---------------------------------------------------------------------------------------------------
 
@@ -192,18 +191,18 @@ class Generator:
             seed, options = run.seed, run.signal_options
             needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
             needs |= run.composition.live_needs & {"log_support_mass"}  # a support is kept with its mass
-        decoder = Decoder(policy, settings, seed, sorted(needs), options, greedy)
+        decoder, decode = Decoder(policy, settings, seed, sorted(needs), options, greedy), self._decode(policy)
         parts, jobs, errors = list[Rollout](), list[Future[Scores]](), list[str]()
 
         def reply(example: Example, answer: list[int]) -> list[int] | None:
-            text, ask = self._texts(policy, [answer])[0], partial(reply_tokens, encode=policy.encode_text)
-            return attempt(ask, self.task, example, text, errors.append, None)
+            ask = partial(reply_tokens, encode=policy.encode_text)
+            return attempt(ask, self.task, example, decode(answer), errors.append, None)
 
         with metrics.phase("sample"):
             answer_to = reply if offers(self.task, "reply") else None
             for part in sample(decoder, examples, planned, begun=begun, reply=answer_to):
                 answers = part.answers()
-                texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
+                texts, full_texts = list(map(decode, answers)), list(map(policy.decode, answers))
                 ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
@@ -213,9 +212,9 @@ class Generator:
             scores = Scores.joined([job.result() for job in jobs], self.rewards)
         return Rollout.joined(parts, policy.pad_id), scores
 
-    def _texts(self, policy: Policy, answers: Sequence[list[int]]) -> list[str]:
-        special = not self.task.keeps_special_tokens
-        return [policy.decode(answer, skip_special_tokens=special) for answer in answers]
+    def _decode(self, policy: Policy) -> Callable[[list[int]], str]:
+        """The text of an answer as the task sees it."""
+        return partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
 
     def _answers(self, draft: _Draft, first: int, count: int) -> Rollout:
         """This rank's answers to the next ``count`` prompts of all ranks, with shaped rewards."""
@@ -287,10 +286,10 @@ class Generator:
         """:meth:`answered` with the evidence of rewards, and shaped rewards: every shaper sees those of the scorer."""
         policy, progress, metrics = draft
         rollout, scores = self.answered(policy, "train", examples, planned, metrics, begun=begun)
-        late = [text for text, is_late in zip(rollout.texts, scores.timed_out.tolist(), strict=True) if is_late]
-        metrics.sums["scorer/timeouts"] += len(late)
-        if late:
-            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
+        late = [
+            repr(text[:80]) for text, is_late in zip(rollout.texts, scores.timed_out.tolist(), strict=True) if is_late
+        ]
+        self._report_errors("scorer/timeouts", late, f"scorer timed out on rank {self.rank}, reward 0", metrics)
         self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
@@ -311,7 +310,7 @@ class Generator:
             ]
             self._report_errors("blocks/errors", errors, "blocks raised, none for the response", metrics)
             given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
-            decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
+            decode = self._decode(policy)
             extra |= block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
         if offers(self.task, "reply"):
             errors, mask = list[str](), rollout.response_mask
@@ -332,7 +331,7 @@ class Generator:
     def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
         metrics.sums[metric] += len(errors)
         if errors:
-            self.say(what, errors[0])
+            self.say(what, errors[0] if len(errors) == 1 else f"{len(errors)} times, first: {errors[0]}")
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
@@ -419,7 +418,7 @@ class Generator:
         return rollout
 
 
-# -- sampling -----------------------------------------------------------------------------------------------------------
+# -- sampling ---------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

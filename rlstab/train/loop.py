@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -130,7 +130,7 @@ def train(
             user-defined reward or task cannot be used.
         MissingSignal: the objective or a stage reads a signal that this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
-        CheckpointError: no checkpoint is whole, or one belongs to another run or cannot be written.
+        CheckpointError: no checkpoint is whole, or one cannot be written.
         NonFinite: 20 consecutive optimizer steps were refused, or a user-defined function returned NaN or Inf.
         ShapeError: a user-defined function returned a tensor of the wrong shape.
         Stopped: SIGINT or SIGTERM ended the run after a checkpoint. It is a KeyboardInterrupt.
@@ -445,20 +445,16 @@ def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
     This is torch's switch for the whole process. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` before its first
     product; a value that the user set stays.
     """
-    if not run.optimisation.deterministic or device.type == "cpu":
+    with ExitStack() as after:
+        if run.optimisation.deterministic and device.type != "cpu":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            before, filling = torch.are_deterministic_algorithms_enabled(), "fill_uninitialized_memory"
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            after.callback(torch.use_deterministic_algorithms, before, warn_only=warns)
+            after.callback(setattr, deterministic, filling, getattr(deterministic, filling))
+            torch.use_deterministic_algorithms(True)
+            setattr(deterministic, filling, False)  # every value is written before it is read
         yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    filling: Any = deterministic  # torch adds the switch when the module loads, which mypy does not see
-    before, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    filling.fill_uninitialized_memory = False  # every value is written before it is read
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)
-        filling.fill_uninitialized_memory = fills
 
 
 def require_processes(run: RunConfig, console: Console) -> None:

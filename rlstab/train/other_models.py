@@ -85,6 +85,7 @@ def load_other_models(
                     require_same_tokens(engine.policy, policy, name or run.model.name, distributions=read)
                 if name is not None:
                     require_batches(policy, name, trial, run.rollout.temperature)
+                policy.model.requires_grad_(False)
                 models[role] = engine.frozen(policy)
         hint = run.model.teacher_prompt if role == "teacher" else None
         if distributions:

@@ -15,7 +15,7 @@ from rlstab.core.method import State
 from rlstab.core.padding import joined_rows
 from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import ResponseBatch
-from rlstab.tasks import Example
+from rlstab.tasks import Example, Task
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
 BRANCHES = 2**50
@@ -160,20 +160,20 @@ class Rollout:
         return saved | {f"responses/{name}": values for name, values in self.responses.tensors().items()}
 
     @classmethod
-    def from_tensors(cls, saved: Mapping[str, Tensor], limit: int, example: Callable[[int], Example]) -> Rollout:
+    def from_tensors(cls, saved: Mapping[str, Tensor], limit: int, task: Task) -> Rollout:
         """The rollout whose :meth:`tensors` were saved, without texts.
 
         Args:
             saved: tensors by name.
             limit: the maximum number of tokens of an answer.
-            example: returns the example of a prompt's number.
+            task: has the examples.
         """
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): values for name, values in saved.items() if name.startswith(prefix)}
 
         responses = ResponseBatch.from_tensors(under("responses/"), limit)
-        examples = [example(number) for number in responses.prompt_ids.tolist()]
+        examples = [task.example("train", number) for number in responses.prompt_ids.tolist()]
         return cls(Sequences(**under("sequences/")), under("signals/"), examples, responses)
 
 

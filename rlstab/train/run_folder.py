@@ -125,17 +125,17 @@ class RunFolder:
         self._lock.release()
 
     def _refuse_strangers(self, run_id: str | None) -> None:
-        """Refuse a folder with files that this run would write and that no run of rlstab wrote."""
+        """Refuse a folder with files that this run would write and that another run, or none of rlstab, wrote."""
         checkpoints = self.path / CHECKPOINTS
         present = [name for name in FILES if lexists(self.path / name)]
         taken = [name for name in present if run_id is None or not (self.path / name).is_file()]
         taken += [CHECKPOINTS] if lexists(checkpoints) and not checkpoints.is_dir() else []
-        for path in checkpoint.checkpoints(checkpoints) if self._fresh else ():
+        for path in checkpoint.checkpoints(checkpoints):
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
             raise ConfigError(
-                f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that "
-                f"rlstab knows of wrote there. Move that away, or set another tracking.out."
+                f"{self.path} has {', '.join(taken[:6])}{' and more' if len(taken) > 6 else ''}, which no run that it "
+                f"holds wrote. Move that away, or set another tracking.out."
             )
 
     # -- resuming ----------------------------------------------------------------------------------------------------
@@ -144,10 +144,6 @@ class RunFolder:
         """Find the newest whole checkpoint, and check that it belongs to this run."""
         damaged: list[str] = []
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
-            if checkpoint.owner(path) not in (self.run_id, None):
-                raise CheckpointError(
-                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move it away."
-                )
             record = checkpoint.read(path)
             if record is not None:
                 self.start = path
