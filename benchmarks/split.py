@@ -22,8 +22,8 @@ from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
-from rlstab.train.rollout import Rollout
 from rlstab.train.generate import sample
+from rlstab.train.rollout import Rollout
 
 PARTS = (2, 4, 8, 16, 32)
 METHODS: dict[str, TokenObjective] = {

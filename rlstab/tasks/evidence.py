@@ -94,12 +94,14 @@ def attempt(
 
 
 def block_evidence(
-    blocks: Sequence[Sequence[Block]],
+    task: Any,
+    examples: Sequence[Example],
     texts: Sequence[str],
     answers: Sequence[Sequence[int]],
     prefixes: Sequence[int],
     width: int,
     decode: Callable[[list[int]], str],
+    failed: Callable[[str], None],
 ) -> dict[str, Tensor]:
     """Blocks of ``S`` responses as what :class:`rlstab.stages.blockwise.Blockwise` and ``block_mean`` read.
 
@@ -108,13 +110,18 @@ def block_evidence(
     - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 means none.
 
     Args:
-        blocks: the blocks of each response, by :func:`checked_blocks`.
-        texts: the whole answers, as the task saw them.
+        task: gives the blocks.
+        examples: of each response.
+        texts: the whole answers, as the task sees them.
         answers: the tokens of each response, including those that were not sampled.
         prefixes: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
         width: T.
         decode: the function from tokens to text by which ``texts`` were made.
+        failed: takes an error of the task; that response has no blocks.
     """
+    blocks: list[list[Block]] = [
+        attempt(checked_blocks, task, example, text, failed, []) for example, text in zip(examples, texts, strict=True)
+    ]
     sampled = [
         token_blocks(tokens, text, row_blocks, decode)[prefix:]
         for tokens, text, row_blocks, prefix in zip(answers, texts, blocks, prefixes, strict=True)

@@ -31,12 +31,11 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
-from rlstab.tasks import Block, Example, Task
+from rlstab.tasks import Example, Task
 from rlstab.tasks.evidence import (
     BLOCKS,
     attempt,
     block_evidence,
-    checked_blocks,
     offers,
     reply_tokens,
     turn_evidence,
@@ -286,12 +285,10 @@ class Generator:
         """:meth:`answered` with the evidence of rewards, and shaped rewards: every shaper sees those of the scorer."""
         policy, progress, metrics = draft
         rollout, scores = self.answered(policy, "train", examples, planned, metrics, begun=begun)
-        late = [
-            repr(text[:80]) for text, is_late in zip(rollout.texts, scores.timed_out.tolist(), strict=True) if is_late
-        ]
+        late = [repr(rollout.texts[row][:80]) for row in scores.timed_out.nonzero().squeeze(-1).tolist()]
         self._report_errors("scorer/timeouts", late, f"scorer timed out on rank {self.rank}, reward 0", metrics)
         self._report_errors("scorer/errors", scores.errors, f"scorer raised on rank {self.rank}, reward 0", metrics)
-        signals = dict(rollout.signals)
+        signals, texts = dict(rollout.signals), rollout.texts
         signals["rollout_logprobs"] = signals.pop("logprobs")
         extra, flaky, true_rewards = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
         if flaky:
@@ -303,30 +300,24 @@ class Generator:
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
-            errors = list[str]()
-            blocks: list[list[Block]] = [
-                attempt(checked_blocks, self.task, example, text, errors.append, [])
-                for example, text in zip(rollout.examples, rollout.texts, strict=True)
-            ]
+            errors, width, answers = list[str](), rollout.response_ids.shape[1], rollout.answers()
+            prefixes, decode = rollout.responses.given.tolist(), self._decode(policy)
+            extra |= block_evidence(self.task, examples, texts, answers, prefixes, width, decode, errors.append)
             self._report_errors("blocks/errors", errors, "blocks raised, none for the response", metrics)
-            given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
-            decode = self._decode(policy)
-            extra |= block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
         if offers(self.task, "reply"):
-            errors, mask = list[str](), rollout.response_mask
-            texts, ids = rollout.texts, rollout.response_ids
+            errors, mask, ids = list[str](), rollout.response_mask, rollout.response_ids
             extra |= turn_evidence(self.task, examples, texts, ids, mask, scores.rewards, errors.append)
             self._report_errors("turns/errors", errors, f"turn_rewards raised on rank {self.rank}", metrics)
             signals["turn"] = turns_of(mask).float() * mask
-        responses, rewards = replace(rollout.responses, rewards=scores.rewards, extra=extra), scores.rewards
-        rollout = replace(rollout, signals=signals, responses=responses)
+        rewards = scores.rewards
+        rollout = replace(rollout, signals=signals, responses=replace(rollout.responses, rewards=rewards, extra=extra))
         if self.stages.shapers and not count_nonfinite(rewards, self.comm):
             for shaper in self.stages.shapers:
                 evidence, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
                 stat, _ = measure_all(shaper, [evidence], state, self.comm)
                 caller, added = f"'{shaper.name}': shape", shaper.shape(evidence, stat, state)
                 rewards = rewards + checked_output(added, caller, [(len(evidence),)], MethodError).double()
-        return replace(rollout, responses=responses.reshaped(rewards))
+        return replace(rollout, responses=rollout.responses.reshaped(rewards))
 
     def _report_errors(self, metric: str, errors: Sequence[str], what: str, metrics: Metrics) -> None:
         metrics.sums[metric] += len(errors)
@@ -397,8 +388,8 @@ class Generator:
             "truncated": ~responses.ended,
             "branch": responses.given > 0,
             "lag": torch.full_like(responses.given, lag),
+            **{name: responses.evidence(name) for name in self.run.reward_evidence & needs},
         }
-        rows |= {name: responses.evidence(name) for name in self.run.reward_evidence & needs}
         for name in rows.keys() & needs:
             signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
         if "turn_reward" in needs and "turn" in signals:

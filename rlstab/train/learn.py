@@ -204,14 +204,12 @@ class Learner:
 
     def _refreshed(self, rollout: Rollout, rows: Tensor) -> Rollout:
         """The rollout, with evidence from the current policy on some rows."""
-        signals = {name: values.clone() for name, values in rollout.signals.items()}
         needs = {"logprobs", "entropies"} | (self.objective.needs & SIGNAL_NAMES)
         options, size, sequences = self.objective.signal_options, self.settings.micro_batch_size, rollout.sequences
         with self.engine.gathered_policy() as policy:
             fresh = policy.evidence(sequences, needs, size, rows=rows, temperature=self.temperature, options=options)
-        for name, values in fresh.items():
-            signals[name][rows] = values[rows]
-        return replace(rollout, signals=signals)
+        signals = {name: rollout.signals[name].index_copy(0, rows, values[rows]) for name, values in fresh.items()}
+        return replace(rollout, signals={**rollout.signals, **signals})
 
     def _backward(
         self,

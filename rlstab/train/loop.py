@@ -300,8 +300,7 @@ class Trainer:
         if self.learner.recorder is not None and self.main:
             self.learner.recorder.write_tokenizer(self.policy.tokenizer)
         if folder is not None:
-            self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-            for text in self.first_lines:
+            for text in (f"engine: {self.engine.in_words}", *self.first_lines):
                 self.console.print(text, highlight=False, markup=False)
         start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:

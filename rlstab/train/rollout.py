@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -155,7 +155,7 @@ class Rollout:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, before the advantages are estimated."""
-        saved = {f"sequences/{part.name}": getattr(self.sequences, part.name) for part in fields(self.sequences)}
+        saved = {f"sequences/{name}": values for name, values in vars(self.sequences).items()}
         saved |= {f"signals/{name}": values for name, values in self.signals.items()}
         return saved | {f"responses/{name}": values for name, values in self.responses.tensors().items()}
 
@@ -201,11 +201,10 @@ class Progress:
 
     def saved(self, pad_id: int) -> dict[str, Any]:
         """Numbers and tensors to save, with the rollouts of all ranks; every rank calls it."""
-        saved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         # texts and examples follow from the ids
         ranks = [gather_object([replace(rollout, texts=[], examples=[])]) for rollout in self.queue]
         waiting = {str(index): Rollout.joined(parts, pad_id).tensors() for index, parts in enumerate(ranks)}
-        return {**saved, "stages": dict(self.stages), "queue": waiting}
+        return {**vars(self), "stages": dict(self.stages), "queue": waiting}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], rollout: Callable[[Mapping[str, Tensor]], Rollout]) -> Progress:

@@ -30,9 +30,6 @@ from rlstab.hub import first_line
 #: A scalar. A tensor stays on its device until the metrics are collected, so that nothing waits for kernels.
 Number: TypeAlias = float | Tensor
 
-#: A record of a rollout: a line of ``metrics.jsonl``.
-Values: TypeAlias = Mapping[str, Any]
-
 
 @dataclass
 class Metrics:
@@ -151,8 +148,8 @@ class ProgressBar(bars.Progress):
         )  # a step may take minutes
         self._task = self.add_task("", total=total, completed=learnt)
 
-    def show(self, rollout: int, values: Values) -> None:
-        """Move to ``rollout`` and show its metrics and the latest evaluation."""
+    def show(self, rollout: int, values: Mapping[str, Any]) -> None:
+        """Move to ``rollout`` and show its metrics, a line of ``metrics.jsonl``, and the latest evaluation."""
         self._evaluated |= {name: values[name] for name in ("eval/mean",) if name in values}
         values = {**values, **self._evaluated}
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,7 +181,10 @@ def test_a_token_belongs_to_the_first_block_that_has_one_of_its_characters() -> 
     blocks = [Block(0, 4, 1.0, 1), Block(4, 7, 0.5, 0), Block(7, 8, 0.0, 0)]
     assert token_blocks(tokens, text, blocks, decode) == [0, 0, 1, 1, 1, 2, 2]
     assert token_blocks(tokens, text, [blocks[1]], decode) == [-1, 0, 0, 0, 0, -1, -1]
-    evidence = block_evidence([blocks, []], [text, "ab"], [tokens, [0]], [2, 0], 5, decode)
+    task, failed = SimpleNamespace(blocks=lambda example, completion: blocks if completion == text else []), list[str]()
+    examples = [Example("", None)] * 2
+    evidence = block_evidence(task, examples, [text, "ab"], [tokens, [0]], [2, 0], 5, decode, failed.append)
+    assert failed == []
     assert evidence["block_ids"].tolist() == [[1, 1, 1, 2, 2], [-1] * 5]
     assert evidence["block_rewards"].tolist() == [[1.0, 0.5, 0.0], [0.0] * 3]
     assert evidence["block_outcomes"].tolist() == [[2, 1, 1], [0] * 3]

@@ -20,8 +20,8 @@ from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example
 from rlstab.tasks.evidence import turn_evidence
 from rlstab.tasks.lottery import Lottery
-from rlstab.train.rollout import Rollout
 from rlstab.train.generate import sample
+from rlstab.train.rollout import Rollout
 from tests.train.own import Talking
 from tests.train.runs import column, first_layers, go, of_user, small
 
