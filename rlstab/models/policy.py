@@ -412,6 +412,12 @@ class Policy:
         """The names of the arguments of the model's forward."""
         return frozenset(inspect.signature(self.model.forward).parameters)
 
+    @cached_property
+    def layers(self) -> list[nn.Module]:
+        """The layers, by the names of their classes, which an engine may change; empty if the model names none."""
+        names = set(getattr(self.model, "_no_split_modules", None) or ())
+        return [module for module in self.model.modules() if type(module).__name__ in names]
+
     def checkpoint_gradients(self) -> None:
         """Recompute the activations of each layer in the backward pass.
 
@@ -421,13 +427,12 @@ class Policy:
         Raises:
             ModelError: the model does not support it.
         """
-        names = set(getattr(self.model, "_no_split_modules", None) or ())
-        if not self.model.supports_gradient_checkpointing or not names:
+        if not self.model.supports_gradient_checkpointing or not self.layers:
             raise ModelError(
                 f"'{self.tokenizer.name_or_path}' does not support gradient checkpointing. Set "
                 f"optimisation.gradient_checkpointing to false and lower optimisation.micro_batch_size."
             )
-        apply_activation_checkpointing(self.model, check_fn=lambda module: type(module).__name__ in names)
+        apply_activation_checkpointing(self.model, check_fn=self.layers.__contains__)
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------

@@ -33,20 +33,17 @@ class VocabularyHead:
 
     def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **options: Any) -> TokenSignals:
         """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
-        hidden, weight, bias = self._cast(hidden, dtype)
-        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **options)
+        head = self.teacher(hidden, dtype)
+        numbers: dict[str, Any] = {"bias": head.bias, "logit_scale": head.logit_scale, "softcap": head.softcap}
+        return token_signals(head.hidden, head.weight, ids, **numbers, **options)
 
     def teacher(self, hidden: Tensor, dtype: torch.dtype | None) -> Teacher:
         """The distributions of the ``(N, d)`` hidden states; ``dtype`` as in :meth:`signals`."""
-        hidden, weight, bias = self._cast(hidden, dtype)
-        return Teacher(hidden, weight, bias, self.scale, self.softcap)
-
-    def _cast(self, hidden: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor | None]:
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
-        if dtype is None:
-            return hidden, weight, bias
-        return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if dtype is not None:
+            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        return Teacher(hidden, weight, bias, self.scale, self.softcap)
 
 
 def embeds_the_vocabulary(model: PreTrainedModel) -> bool:

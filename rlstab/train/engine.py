@@ -260,11 +260,9 @@ class _Shards:
         _ = policy.head  # found while the weights are whole
         self.module = PolicyModule(policy)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        names = set(getattr(policy.model, "_no_split_modules", None) or ())
-        layers = [layer for layer in policy.model.modules() if type(layer).__name__ in names]
         precision = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)  # gradients are sums
         offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
-        for module in [*reversed(layers), self.module]:  # a module shards what its submodules have not
+        for module in [*reversed(policy.layers), self.module]:  # a module shards what its submodules have not
             fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload_policy)
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -91,6 +92,20 @@ def held(values: Iterable[Tensor | None]) -> int:
     local = [value.to_local() if isinstance(value, DTensor) else value for value in values if value is not None]
     storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in local}
     return sum(size for place, size in storages.items() if place)
+
+
+def recomputed(file: Path) -> None:
+    """The run; tells how often the forward of a layer was one whose activations are not kept."""
+    calls, forward = 0, CheckpointWrapper.forward
+
+    def noted(layer: CheckpointWrapper, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return forward(layer, *args, **options)
+
+    CheckpointWrapper.forward = noted  # type: ignore[assignment, method-assign]  # the process ends with the run
+    train(load_run(file))
+    tell(calls)
 
 
 class Sent(TorchDispatchMode):

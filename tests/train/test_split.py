@@ -198,6 +198,13 @@ def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_layers_are_recomputed_under_each_engine(engine: str, forks: Forks, tmp_path: Path) -> None:
+    run = small(tmp_path / "run", engine=engine, optimisation__gradient_checkpointing=True)
+    assert forks.does(file_of(run), 1, "recomputed").counted[0] > 0
+
+
+@pytest.mark.slow
 def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
     settings: dict[str, Any] = {**STEPS, "optimisation__precision": "bf16"}
     go(small(tmp_path / "one", STACK, **settings))
