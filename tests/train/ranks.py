@@ -96,7 +96,8 @@ def held(values: Iterable[Tensor | None]) -> int:
 
 def recomputed(file: Path) -> None:
     """The run; tells how often the forward of a layer was one whose activations are not kept."""
-    calls, forward = 0, CheckpointWrapper.forward
+    calls = 0
+    forward: Any = CheckpointWrapper.forward
 
     def noted(layer: CheckpointWrapper, *args: Any, **options: Any) -> Any:
         nonlocal calls
