@@ -348,11 +348,10 @@ class Policy:
         length = sequences.response_ids.shape[1]
 
         def forward(**inputs: Any) -> Tensor:
-            inputs = self._with_cache(inputs)
             if self.head is not None:
-                hidden: Tensor = self.model.base_model(**inputs, **self._plain).last_hidden_state
+                hidden: Tensor = self.model.base_model(**self._by_name(0, **inputs)).last_hidden_state
                 return hidden
-            logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
+            logits: Tensor = self.model(**self._by_name(length + 1, **inputs)).logits
             return logits
 
         ids = sent(torch.cat([sequences.prompt_ids, sequences.response_ids], 1), self.device)
@@ -391,21 +390,19 @@ class Policy:
         if mask.device.type != "cpu" and sdpa and self._shares_prompts and inputs["input_ids"].shape[1] == 1:
             # of a mask with two dimensions, each step checks whether it is all ones, which waits for the device
             inputs["attention_mask"] = mask[:, None, None].bool()
-        return self.model(**self._with_cache(inputs), **self._plain, use_cache=True, **self._keep(1))
+        return self.model(**self._by_name(1, use_cache=True, **inputs))
 
-    def _with_cache(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs with the cache under the model's name for it: transformers 5.24 renames ``past_key_values``."""
-        renamed = "past_key_values" in inputs and "cache" in self._arguments
-        return {"cache" if renamed and name == "past_key_values" else name: value for name, value in inputs.items()}
+    def _by_name(self, keep: int, **inputs: Any) -> dict[str, Any]:
+        """The arguments of a forward by the model's names for them, with logits of the last ``keep`` positions.
 
-    @cached_property
-    def _plain(self) -> dict[str, bool]:
-        """The argument that switches router logits off: their loss, in a mixture of experts, would break decoding."""
-        on = getattr(self.model.config.get_text_config(), "output_router_logits", False)
-        return {"output_router_logits": False} if on else {}
-
-    def _keep(self, count: int) -> dict[str, int]:
-        return {"logits_to_keep": count} if "logits_to_keep" in self._arguments else {}
+        transformers 5.24 renames ``past_key_values``. Router logits are switched off: their loss, in a mixture of
+        experts, would break decoding.
+        """
+        if "past_key_values" in inputs and "cache" in self._arguments:
+            inputs["cache"] = inputs.pop("past_key_values")
+        if getattr(self.model.config.get_text_config(), "output_router_logits", False):
+            inputs["output_router_logits"] = False
+        return inputs | ({"logits_to_keep": keep} if keep and "logits_to_keep" in self._arguments else {})
 
     @cached_property
     def _arguments(self) -> frozenset[str]:
