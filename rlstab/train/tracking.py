@@ -70,7 +70,7 @@ class Metrics:
     def collect(self) -> dict[str, float]:
         """The metrics over all ranks, without means whose count is 0. Every rank calls it."""
         largest_here = {name: float(value) for name, value in self.largest.items()}
-        ranks, merged = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
+        ranks, merged = gather_object([(self.means.take(), dict(self.sums), largest_here)]), Metrics()
         for _, sums, largest in ranks:
             for name, value in sums.items():
                 merged.sums[name] += value
