@@ -263,19 +263,19 @@ class Generator:
                 f"the stage, or take another task."
             )
         responses, branches, pivots = parents.responses, max(1, request.branches), request.pivots
-        given = responses.given if pivots is None else pivots.repeat_interleave(branches)
+        lengths = responses.given if pivots is None else pivots.repeat_interleave(branches)
         begun = [
             ids[mask][:count].tolist()
-            for ids, mask, count in zip(parents.response_ids, parents.response_mask, given.tolist(), strict=True)
+            for ids, mask, count in zip(parents.response_ids, parents.response_mask, lengths.tolist(), strict=True)
         ]
         planned = ResponseBatch.of(
-            torch.zeros(len(given)),
+            torch.zeros(len(lengths)),
             BRANCHES + responses.sequence_ids,
             limit=self.run.rollout.max_new_tokens,
-            sequence_ids=BRANCHES + responses.sequence_ids * branches + torch.arange(len(given)) % branches,
+            sequence_ids=BRANCHES + responses.sequence_ids * branches + torch.arange(len(lengths)) % branches,
             prompt_ids=responses.prompt_ids,
-            given=given,
-            pivot=given.double() / responses.lengths,
+            given=lengths,
+            pivot=lengths.double() / responses.lengths,
         )
         return self._scored(draft, parents.examples, planned, begun)
 
