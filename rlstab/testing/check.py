@@ -17,12 +17,12 @@ from rlstab.extras import require
 from rlstab.stages.stage import PromptSelector, Stage
 from rlstab.testing import fresh_process, tolerances
 from rlstab.testing.agreement import BrokenLaw
-from rlstab.testing.edges import Edge, count, edges_of, rich_step, sharpened
+from rlstab.testing.edges import Edge, count, edges_of, rich_step, small_step
 from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial
 from rlstab.testing.rollouts import Rollout, draw_run
 from rlstab.testing.stage_laws import STAGE_LAWS
-from rlstab.testing.steps import Step, draw_step, large_step
+from rlstab.testing.steps import Step, large_step
 
 #: The first law of methods and of stages: if it is broken, no other is checked.
 RUNS = "runs"
@@ -215,11 +215,11 @@ class _Check:
     def _steps(self, draws: str, number: int) -> Sequence[Step]:
         if draws == "large":
             return [large_step(self.extra)] * 2
-        extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
+        extra, edges, extreme = self.extra, self.edges if draws == "sharp" else (), draws == "extreme"
         if number >= self.examples - 2:  # the last two are the richest
-            return [rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1)]
-        steps = [draw_step(number + later, 1 + number // 2, self.extra, extreme=extreme) for later in (0, 10**6)]
-        return [sharpened(step, number, edges) for step in steps]
+            return [rich_step(number + later, extra, edges, extreme=extreme) for later in (0, 1)]
+        sizes = {number + later: 1 + number // 2 for later in (0, 10**6)}
+        return [small_step(seed, size, extra, edges, extreme=extreme) for seed, size in sizes.items()]
 
     def _rollouts(self, draws: str, number: int) -> Sequence[Rollout]:
         extreme, large = draws == "extreme", draws == "large"
@@ -235,7 +235,7 @@ class _Check:
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
         if isinstance(self.method, TokenObjective):
             return False
-        reward_pairs = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
+        reward_pairs = [(rollout.responses.rewards, rollout.columns["raw_rewards"]) for rollout in trial.chain]
         return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in reward_pairs for rewards in pair)
 
     def check(self, law: Law) -> Result:

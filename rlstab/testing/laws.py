@@ -32,7 +32,7 @@ from rlstab.testing.agreement import (
     same_state,
     size_of,
 )
-from rlstab.testing.edges import edges_of, rich_step, words_of
+from rlstab.testing.edges import edges_of, read_by, rich_step, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.run import Outcome, Parts, joined, run_chain, run_ranks, run_whole
@@ -162,14 +162,14 @@ def check_reads(method: Method[Any], trial: Trial) -> None:
         BrokenLaw: names what it reads.
     """
     for item, state, outcome in trial.run(method):
-        bare = item.only(method)
+        bare = item.only(read_by(method))
         try:
             less = run_whole(method, bare, state)
         except Exception as error:  # missing evidence may be None, from which user code may raise anything
-            read = item.evidence.keys() - bare.evidence.keys()
+            read = item.columns.keys() - bare.columns.keys()
             for name in sorted(read):
                 with suppress(Exception):
-                    run_whole(method, item.without(name), state)
+                    run_whole(method, item.only(item.columns.keys() - {name}), state)
                     read -= {name}
             raise BrokenLaw(
                 f"it reads what it does not declare. Add {' and '.join(map(repr, sorted(read))) or 'it'} to `needs` or "
@@ -188,7 +188,7 @@ def unread_in(method: Method[Any], chain: Iterable[Any]) -> set[str]:
     """Names in ``needs`` on which no outcome in a chain depends, and which the code does not name."""
     unread, state = set(method.needs), method.init_state()
     for item in chain:
-        unread &= item.evidence.keys()
+        unread &= item.columns.keys()
         for name in sorted(unread):
             try:  # an outcome moves with it, beyond the ratio of the loss, or refuses a value
                 outcome, other = (_own(run_whole(method, variant, state)) for variant in item.varied(name))
@@ -403,7 +403,7 @@ def ids(method: TokenObjective, trial: Trial) -> None:
 def later_steps(method: TokenObjective, trial: Trial) -> None:
     """Thirty optimizer steps with state: the same in parts under changing cuts; the state stays finite and bounded."""
     extra = own_signals(method)
-    check_long_run(method, [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)])
+    check_long_run(method, [make_step("mixed", (5, 2, 6), 1, 900 + number, extra) for number in range(LONG)])
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def masked(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS)
 def zero_advantage(method: TokenObjective, trial: Trial) -> None:
     """Without advantage the policy term has no gradient."""
-    step = trial.first.given(advantages=torch.zeros_like(trial.first.evidence["advantages"]))
+    step = trial.first.given(advantages=torch.zeros_like(trial.first.columns["advantages"]))
     if bool((_policy_gradient(make_plan(method, [step.batch()]), step) != 0).any()):
         raise BrokenLaw("all advantages are 0 and the policy term still has a gradient.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
-from rlstab.stages.stage import Offer, Stage
+from rlstab.stages.stage import Offer
 from rlstab.testing.steps import make_step, other_values
 
 #: Number of different prompts of the task; a selector is also offered unlimited ones.
@@ -32,12 +32,10 @@ class Rollout:
 
     Attributes:
         responses: all of them, with all evidence; the prompts are those of a run without a tested selector.
-        slots: ``(S,)`` index of the chosen prompt that each response answers.
         offer: the offer to a selector.
     """
 
     responses: ResponseBatch
-    slots: Tensor
     offer: Offer
 
     def __repr__(self) -> str:
@@ -66,7 +64,8 @@ class Rollout:
         width = int(picked.lengths.max()) if len(picked) else 0
         extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
-            picked = replace(picked, prompt_ids=chosen[self.slots[where]])
+            slots = self.responses.prompt_ids.unique(return_inverse=True)[1]
+            picked = replace(picked, prompt_ids=chosen[slots[where]])
             extra["prompt_features"] = features(picked.prompt_ids)
         return replace(picked, extra=extra)
 
@@ -92,7 +91,7 @@ class Rollout:
     def shuffled(self, seed: int) -> tuple[Rollout, Tensor]:
         """The responses in another order, both groups and members, and the ``(S,)`` order."""
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
-        return replace(self, responses=self.responses.select(order), slots=self.slots[order]), order
+        return replace(self, responses=self.responses.select(order)), order
 
     @property
     def ids(self) -> tuple[Tensor, Tensor]:
@@ -124,21 +123,17 @@ class Rollout:
         return self._with(extra=extra)
 
     @property
-    def evidence(self) -> Mapping[str, Tensor]:
+    def columns(self) -> Mapping[str, Tensor]:
         """The evidence of the responses by name."""
         return self.responses.extra
 
-    def only(self, stage: Stage) -> Rollout:
-        """The same rollout with only the evidence that a stage declares."""
-        return self._with(extra={name: values for name, values in self.evidence.items() if name in stage.needs})
-
-    def without(self, name: str) -> Rollout:
-        """The same rollout without one kind of evidence."""
-        return self._with(extra={other: values for other, values in self.evidence.items() if other != name})
+    def only(self, names: Collection[str]) -> Rollout:
+        """The same rollout with only the evidence of these names."""
+        return self._with(extra={name: values for name, values in self.columns.items() if name in names})
 
     def varied(self, name: str) -> tuple[Rollout, Rollout]:
         """The rollout, and with other values of one kind of evidence."""
-        return self, self._with(extra={**self.evidence, name: other_values(name, self.evidence[name])})
+        return self, self._with(extra={**self.columns, name: other_values(name, self.columns[name])})
 
     def rolled(self) -> Rollout:
         """Each response with the reward of the previous one: the same shapes, other numbers."""
@@ -239,14 +234,12 @@ def make_rollout(
     lengths = torch.where(full, room, whole(1, room))
     ended = ~full | (numbers(rows) < 0.2)  # some end with their last token
 
-    slots = (numbers(groups) > 0.2).cumsum(0)
-    slots -= slots[:1].clone()
-    count = max(1, len(slots.unique()))
+    prompts = torch.randperm(PROMPTS, generator=rng)[(numbers(groups) > 0.2).cumsum(0)]
     responses = ResponseBatch(
         rewards=raw + added,
         lengths=lengths.double(),
         ended=ended,
-        prompt_ids=torch.randperm(PROMPTS, generator=rng)[slots[group]],
+        prompt_ids=prompts[group],
         group_ids=1000 * number + torch.randperm(200, generator=rng)[:groups][group],
         sequence_ids=10_000 * number + 3 * torch.arange(rows),
         given=prefixes[group],
@@ -256,8 +249,8 @@ def make_rollout(
     )
     order = torch.randperm(rows, generator=rng)
     first = number % 2
-    offer = Offer(number, first, count, 8 * number + first, size, seed, features)
-    return Rollout(responses.select(order), slots[group][order], offer)
+    offer = Offer(number, first, max(1, len(prompts.unique())), 8 * number + first, size, seed, features)
+    return Rollout(responses.select(order), offer)
 
 
 def _evidence(
