@@ -91,7 +91,7 @@ def apart(name: str, less: str, gap: float) -> Edge:
 
 
 #: Number of edges that fit into a rich step, and its responses.
-_ROOM, _RICH = 30, (7, 1, 10, 4, 10, 4, 7, 7)
+_ROOM, _RICH = 30, [7, 1, 10, 4, 10, 4, 7, 7]
 
 
 def count(edges: Sequence[Edge]) -> int:
@@ -99,21 +99,26 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """One of the optimizer steps with which laws begin: eight responses with some of everything.
+def draw_step(
+    number: int, extra: Sequence[str], edges: Sequence[Edge], *, size: int | None = None, extreme: bool = False
+) -> Step:
+    """One of the optimizer steps of the laws, the same for the same number.
 
-    Together, the first ``count(edges)`` of them have all edges.
+    Args:
+        number: the number of the step; the first ``count(edges)`` rich ones have all edges together.
+        extra: names of user-defined signals to draw, see :func:`make_step`.
+        edges: the values to put tokens on.
+        size: up to one more than this many rows, of up to one more than this many tokens, at most 8 each; None makes a
+            rich step, eight responses with some of everything.
+        extreme: whether values go as far as numbers can, see :func:`make_step`.
     """
-    return sharpened(make_step("mixed", _RICH, 2, number, extra, extreme=extreme), number, edges)
-
-
-def small_step(number: int, size: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """A step of up to ``size + 1`` rows of up to ``size + 1`` tokens, at most 8 each."""
-    draw, longest = random.Random(number), min(8, 1 + size)
-    lengths = [draw.randint(0, longest) for _ in range(draw.randint(1, longest))]
-    lengths[0] += sum(lengths) == 2  # two tokens have one covariance, of which rounding would choose
-    kind = list(KINDS)[min(3, number % 7)]  # four in seven are mixed
-    return sharpened(make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme), number, edges)
+    draw, kind, group, lengths = random.Random(number), "mixed", 2, _RICH
+    if size is not None:
+        longest = min(8, 1 + size)
+        lengths = [draw.randint(0, longest) for _ in range(draw.randint(1, longest))]
+        lengths[0] += sum(lengths) == 2  # two tokens have one covariance, of which rounding would choose
+        kind, group = list(KINDS)[min(3, number % 7)], draw.choice([1, 2, 4])  # four in seven are mixed
+    return sharpened(make_step(kind, lengths, group, number, extra, extreme=extreme), number, edges)
 
 
 def sharpened(step: Step, number: int, edges: Sequence[Edge]) -> Step:

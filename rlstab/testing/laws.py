@@ -32,7 +32,7 @@ from rlstab.testing.agreement import (
     same_state,
     size_of,
 )
-from rlstab.testing.edges import edges_of, read_by, rich_step, words_of
+from rlstab.testing.edges import draw_step, edges_of, read_by, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.run import Outcome, Parts, joined, run_chain, run_ranks, run_whole
@@ -374,7 +374,7 @@ def used(method: TokenObjective, trial: Trial) -> None:
         if any(limit.reached(leaf) for limit in leaf.about.no_op_at):
             continue
         extra, edges = own_signals(leaf), tuple(edges_of(leaf))
-        steps = [*(rich_step(number, extra, edges) for number in range(3)), trial.first, large_step(extra)]
+        steps = [*(draw_step(number, extra, edges) for number in range(3)), trial.first, large_step(extra)]
         unfilled, undifferentiated, state = set(leaf.writes), set(leaf.live_needs), leaf.init_state()
         for step in steps:
             plan = make_plan(leaf, [step.batch()], state)
@@ -468,7 +468,7 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS, draws="extreme")
 def finite(method: TokenObjective, trial: Trial) -> None:
     """Extreme log-probs, ratios and entropies, in float64 and in float32."""
-    for where, step in (("", trial.first), (" in float32", trial.first.cast(torch.float32, torch.float32))):
+    for where, step in (("", trial.first), (" in float32", trial.first.each(Tensor.float))):
         check_finite(run_whole(method, step), where)
 
 
@@ -477,12 +477,12 @@ def precision(method: TokenObjective, trial: Trial) -> None:
     """float32 and bfloat16 inputs give what float64 gives on the same numbers; float64 is never narrowed to half."""
     with Wide():
         run_whole(method, trial.first)
-    for dtype in (torch.float32, torch.bfloat16):
-        step = trial.first.cast(dtype, torch.float64)
-        narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
+    for dtype, rounded in {"float32": Tensor.float, "bfloat16": Tensor.bfloat16}.items():
+        step = trial.first.each(rounded).each(Tensor.double)
+        narrow, wide = run_whole(method, step.each(Tensor.float)), run_whole(method, step)
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
-        narrow.each(Tensor.double).require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
+        narrow.each(Tensor.double).require_same(f"in {dtype}", wide, SINGLE)
 
 
 @law(LAWS)

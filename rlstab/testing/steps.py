@@ -178,8 +178,8 @@ class Step:
     def rows(self, chosen: Sequence[int]) -> Step:
         """Some of the sequences in this order, renumbered, with their ids."""
         tokens, rows = self.indices(chosen), list(chosen)
-        ids = {"sequence_ids": self.sequence_ids[rows], "group_ids": self.group_ids[rows]}
-        return replace(self._each(lambda values: values[tokens]), lengths=self.lengths[rows], **ids)
+        taken = replace(self.each(lambda values: values[tokens]), lengths=self.lengths[rows])
+        return taken.relabelled(*(ids[rows] for ids in self.ids))
 
     def shuffled(self, seed: int) -> tuple[Step, Tensor]:
         """The sequences in another order, and the ``(n,)`` order of their tokens."""
@@ -218,11 +218,8 @@ class Step:
         moved = {name: 0.9 * values.roll(1) for name, values in self.evidence.items() if name not in MARKS}
         return self.given(**moved)
 
-    def cast(self, dtype: torch.dtype, held_in: torch.dtype) -> Step:
-        """All values rounded to ``dtype``, held in another."""
-        return self._each(lambda values: values.to(dtype).to(held_in))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Step:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Step:
+        """The same optimizer step with changed columns."""
         return self.given(**{name: change(values) for name, values in self.columns.items()})
 
 
