@@ -23,13 +23,7 @@ KINDS: Mapping[str, tuple[float, float]] = {
     "mixed": (-math.inf, math.inf),
 }
 #: How far other log-probs are from those of the policy, nats, standard deviation.
-_DISTANCES = {
-    "old_logprobs": 0.1,
-    "ref_logprobs": 0.5,
-    "rollout_logprobs": 0.01,
-    "teacher_logprobs": 0.7,
-    "live_logprobs": 0.3,
-}
+_DISTANCES = {"old_logprobs": 0.1, "ref_logprobs": 0.5, "rollout_logprobs": 0.01, "teacher_logprobs": 0.7}
 #: The least and the largest value of a signal: log-probs are at most 0.
 DOMAIN: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys((*LOGPROBS, "log_kept_mass", "log_support_mass"), (-math.inf, 0.0)),
@@ -111,8 +105,7 @@ class Step:
         if len(self) > 200:
             return f"Step({len(self.lengths)} rows, {len(self)} tokens)"
         signs = self.columns["advantages"].sign().int().tolist()
-        padded = ", padded" if (self.layout or 0) % 2 else ""
-        return f"Step(row lengths {self.lengths.tolist()}, signs of the advantages {signs}{padded})"
+        return f"Step(row lengths {self.lengths.tolist()}, signs of the advantages {signs})"
 
     # -- as a method sees it -----------------------------------------------------------------------------------------
 
@@ -161,7 +154,8 @@ class Step:
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs in fresh memory that require grad."""
-        return {name: values[self.order].requires_grad_() for name, values in self.live.items()}
+        order = self.order
+        return {name: values[order].requires_grad_() for name, values in self.live.items()}
 
     def tokens(self) -> list[list[dict[str, float]]]:
         """For oracles: the tokens of each sequence as plain numbers, by the names of :attr:`columns`."""
@@ -265,6 +259,7 @@ def make_step(
         "logprobs": logprobs,
         "entropies": entropies,
         **{name: logprobs + scale * distance * normal() for name, scale in _DISTANCES.items()},
+        "live_logprobs": logprobs + 0.3 * distance * normal(),
         "max_logprobs": torch.maximum(logprobs, uniform(-2.0, -0.01)),
         "log_kept_mass": uniform(-0.2, -0.001),
         "log_support_mass": support_mass,
