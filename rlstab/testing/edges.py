@@ -105,9 +105,10 @@ def draw_step(
     """One of the optimizer steps of the laws, the same for the same number.
 
     Args:
-        number: the number of the step; the first ``count(edges)`` rich ones have all edges together.
+        number: the number of the step; the first ``count(edges)`` rich ones together have all edges for which there
+            are tokens with an advantage.
         extra: names of user-defined signals to draw, see :func:`make_step`.
-        edges: the values to put tokens on.
+        edges: values to put tokens on, see :func:`edges_of`.
         size: up to one more than this many rows, of up to one more than this many tokens, at most 8 each; None makes a
             rich step, eight responses with some of everything.
         extreme: whether values go as far as numbers can, see :func:`make_step`.
@@ -122,10 +123,10 @@ def draw_step(
 
 
 def sharpened(step: Step, number: int, edges: Sequence[Edge]) -> Step:
-    """The step with tokens on some of the edges, and the others just next to one; ``number`` chooses which.
+    """The step with tokens on some of the edges or just next to one; ``number`` chooses which.
 
-    Each token that has an advantage takes an edge of its own as long as there are any, and all tokens of some responses
-    lie on one.
+    Each token that has an advantage takes an edge of its own as long as there are any, then a value next to one. All
+    tokens of some responses lie on one edge.
     """
     # a method may declare what does not exist
     edges = [edge for edge in edges if edge.keys() <= step.columns.keys()]
