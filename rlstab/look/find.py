@@ -14,7 +14,7 @@ from rlstab.logs.readers import read_text
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.finding import Look
 from rlstab.record.files import dump_folders, token_files
-from rlstab.report.load import find_runs
+from rlstab.report.load import find_runs, is_run
 from rlstab.run_files import DUMP, METRICS
 from rlstab.safe_read import read_object, text_of
 
@@ -87,7 +87,7 @@ def read_logs(path: str | Path) -> list[Run]:
         ReportError: the path does not exist, or holds no log with a known metric.
     """
     path = Path(path)
-    if is_dir(path) and not source.log_files(path)["TRL"]:
+    if is_dir(path) and (is_run(path) or not source.log_files(path)["TRL"]):
         with suppress(ReportError):
             return _own(path)
     elif is_file(path) and "text" in source.log_files(path):
