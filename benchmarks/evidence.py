@@ -58,7 +58,7 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
                         low=_short(paired.difference.low),
                         high=_short(paired.difference.high),
                         verdict=paired.verdict,
-                        task=str(runs[0].setting("task.name")),
+                        task=str(runs[0].setting_at("task.name")),
                         command=f"rlstab bench examples/bench_{comparison['file']}.yaml",
                         page="docs/results.md",
                     )

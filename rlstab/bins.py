@@ -91,7 +91,7 @@ class Run:
         """Last rollout with metrics; 0 without any."""
         return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
 
-    def setting(self, path: str) -> Any:
+    def setting_at(self, path: str) -> Any:
         """The value at a dotted path of the settings; None if there is none."""
         value: Any = self.config
         for key in path.split("."):
@@ -101,7 +101,7 @@ class Run:
     @property
     def planned(self) -> int | None:
         """Rollouts that the settings ask for."""
-        planned = self.setting("optimisation.rollouts")
+        planned = self.setting_at("optimisation.rollouts")
         return planned if isinstance(planned, int) else None
 
 

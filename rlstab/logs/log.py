@@ -6,6 +6,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -290,3 +291,20 @@ def _curve(points: Mapping[int, float], shift: int) -> Curve:
         order = np.argsort(steps)
         steps, values = steps[order], values[order]
     return steps + shift, values
+
+
+def known_part(run: Run, path: str, remarks: Sequence[str] = ()) -> Run:
+    """The known metrics of a run of rlstab, with those that other trainers log and rlstab has in parts.
+
+    Args:
+        run: as it was read.
+        path: see :class:`rlstab.bins.Run`.
+        remarks: in addition to those of the run.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for name, (rollouts, values) in run.metrics.items():
+        for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
+            rows.setdefault(rollout, {})[name] = value
+    log = Rows(rows, unit=run.unit).run(path, run.writer, run.remarks)
+    fields = {name: getattr(run, name) for name in ("bin_width", "largest", "evaluations", "judged", "config")}
+    return replace(log, remarks=(*log.remarks, *remarks), **fields)

@@ -183,7 +183,7 @@ def _settings(remedy: Remedy, log: Run) -> Iterator[str]:
     by_host = {"": names} if (names := remedy.settings.get(log.writer)) else remedy.settings
     for host, names in by_host.items():
         for name in names:
-            value = log.setting(name)
+            value = log.setting_at(name)
             shown = setting(value) if isinstance(value, float) else value
             current = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
             yield f"{f'{host}: ' * bool(host)}{name}{current}"

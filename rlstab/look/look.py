@@ -78,8 +78,9 @@ def look(
         ReportError: nothing can be read, or the page cannot be written.
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
-    check_names(fail_on, "--fail-on")
-    if methods:  # a wrong name is reported before anything is read
+    if fail_on:  # a wrong name is reported before anything is read
+        check_names(fail_on, "--fail-on")
+    if methods:
         from rlstab.look.alternatives import chosen
 
         chosen(methods, length=1)
@@ -117,9 +118,7 @@ def look(
         if as_json:
             console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")
         else:
-            if len(runs) > 1:
-                console.print(overview([run.diagnosis for run in runs]), highlight=False)
-            _print(shown, rest, console)
+            _print(runs, shown, rest, console)
     if not as_json:
         console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
     if writes and open_page:
@@ -213,7 +212,7 @@ def follow(
         time.sleep(every)
 
 
-def overview(runs: Sequence[Diagnosis]) -> RenderableType:
+def _overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and the number of runs by cause."""
     table = Table.grid(padding=(0, 2))
     for run in runs:
@@ -223,8 +222,10 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
 
 
-def _print(run: Look, others: Sequence[Path], console: Console) -> None:
-    """The finding first, and as much of the rest as fits into :data:`LINES`."""
+def _print(runs: Sequence[Look], run: Look, others: Sequence[Path], console: Console) -> None:
+    """The finding about a run first, below a line for each of several, and as much as fits into :data:`LINES`."""
+    if len(runs) > 1:
+        console.print(_overview([run.diagnosis for run in runs]), highlight=False)
     diagnosis, unit = run.diagnosis, run.log.unit
     lines = [(f"{run.title}: {run.head}", "bold yellow" if diagnosis.first else "bold green")]
     if others:

@@ -61,8 +61,8 @@ def page(run: Look) -> str:
         "tokens": ("Tokens", methods),
     }
     context = {
-        "what": _what(run),
         "speaks": _speaks(run),
+        "what": _what(run),
         "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
         "curves": curves,

@@ -121,7 +121,7 @@ def _unclipped(run: RunRecord) -> str | None:
     shares = [_highest(run, f"ratio/clipped_{side}") for side in ("high", "low", "dual")]
     if all(share is None for share in shares) or any(shares):
         return None
-    epochs, parts = (run.setting(f"optimisation.{name}") for name in ("epochs", "mini_batches"))
+    epochs, parts = (run.setting_at(f"optimisation.{name}") for name in ("epochs", "mini_batches"))
     return "on-policy, the ratio is 1" if epochs == parts == 1 else "no ratio left its bounds"
 
 

@@ -46,8 +46,8 @@ def _what(run: RunRecord) -> str:
     """Bench, setting, method, task, model, learning rate and seed."""
     names = [run.bench, run.setting if run.bench and run.setting != "default" else None, run.method]
     for word, path in (("on", "task.name"), ("with", "model.name")):
-        names += [word, str(value)] if (value := run.setting(path)) else []
-    rate = run.setting("optimisation.lr")
+        names += [word, str(value)] if (value := run.setting_at(path)) else []
+    rate = run.setting_at("optimisation.lr")
     rates = [f"lr {setting(rate)}"] if isinstance(rate, int | float) else []
     return ", ".join([" ".join(filter(None, names)), *rates, f"seed {run.seed}"])
 

@@ -72,7 +72,7 @@ def _frame(table: Table) -> str:
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
-        values = {str(run.setting(path)) for run in runs if run.config}
+        values = {str(run.setting_at(path)) for run in runs if run.config}
         if len(values) == 1 and values != {"None"}:
             shared.append(f"{words} {_text(values.pop())}")
     seeds = sorted({run.seed for run in runs})

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from rlstab.bins import Curve, Run, Sign, bin_weights, binned, evaluated
-from rlstab.config.user_code import portable
 
 #: Between the names of several parts.
 JOINED = " + "
@@ -121,14 +120,19 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     names = []
     for item in items:
         if isinstance(item, Mapping) and "name" in item:
-            name, observed = str(portable(item["name"])), item.get("method")  # a class in a file is not loaded
+            name, observed = _short(item), item.get("method")
             if name == "observe" and isinstance(observed, Mapping) and "name" in observed:
-                name = f"observe_{portable(observed['name'])}"  # as in metrics
+                name = f"observe_{_short(observed)}"  # as in metrics
             names.append(name)
     return [
         f"{name}_{names[: index + 1].count(name)}" if names.count(name) > 1 else name
         for index, name in enumerate(names)
     ]
+
+
+def _short(method: Mapping[str, Any]) -> str:
+    """The name of a method, without the folder of the file that has its class."""
+    return str(method["name"]).rpartition("/")[2]
 
 
 def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
