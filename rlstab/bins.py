@@ -168,5 +168,10 @@ def running_total(curve: Curve, last: int) -> Curve | None:
     rollouts, values = curve
     if not last or len(rollouts) != last or not np.isfinite(values).all():
         return None
-    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last))
-    return ends.astype(np.int64), np.array([rounded(total) for total in np.cumsum(values)[ends - 1]], dtype=np.float64)
+    return at_ends(rollouts, np.cumsum(values), last)
+
+
+def at_ends(rollouts: Any, totals: Any, last: int) -> Curve:
+    """Totals up to some rollouts, interpolated to the end of each bin of ``WIDTH``."""
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
+    return ends, np.array(list(map(rounded, np.interp(ends, rollouts, totals).tolist())), dtype=np.float64)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, WIDTH, Curve, Run, rounded
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Run, at_ends, rounded
 from rlstab.console import counted, ranges
 from rlstab.safe_read import as_number, gaps
 from rlstab.signs import TOTALS
@@ -267,7 +267,6 @@ class Rows(dict[int, dict[str, float]]):
 
     def _spent(self, shift: int, last: int) -> dict[str, Curve]:
         """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
-        ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
         curves: dict[str, Curve] = {}
         for unit in ("seconds", "tokens"):
             steps, totals = [0], [0.0]
@@ -280,7 +279,7 @@ class Rows(dict[int, dict[str, float]]):
                     totals.append(total)
             if steps[-1] >= ENOUGH * last > 0:
                 steps, totals = [*steps, last], [*totals, totals[-1] * max(1.0, last / steps[-1])]
-                curves[unit] = ends, np.array([rounded(float(value)) for value in np.interp(ends, steps, totals)])
+                curves[unit] = at_ends(steps, totals, last)
         return curves
 
 
