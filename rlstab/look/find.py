@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlstab.bins import Run
+from rlstab.dump_files import dump_folders, token_files
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
 from rlstab.logs import source
@@ -12,7 +13,6 @@ from rlstab.logs.log import known_part
 from rlstab.logs.readers import read_text
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.finding import Look
-from rlstab.record.files import dump_folders, token_files
 from rlstab.report.load import find_runs
 from rlstab.run_files import DUMP, METRICS
 from rlstab.safe_read import read_object, text_of

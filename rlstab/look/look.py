@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.console import counted
+from rlstab.dump_files import folder_of
 from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
@@ -25,8 +26,6 @@ from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import STANDARD_INPUT, find, nearest, read_logs
 from rlstab.look.finding import Look
 from rlstab.look.page import MARK, TIMES, page
-from rlstab.record.files import folder_of
-from rlstab.record.token_texts import decoder_of
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
@@ -142,6 +141,7 @@ def _read_tokens(
     from rlstab.look.host_loss import judge
     from rlstab.look.recorded_loss import with_code
     from rlstab.look.sampler import sampler_of
+    from rlstab.record.token_texts import decoder_of
 
     run.notes += [note for note in dump.notes if note not in run.notes]
     if code:

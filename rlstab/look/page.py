@@ -13,7 +13,6 @@ from markupsafe import Markup
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.page.render import rendered, safe_json
-from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting, significant
 from rlstab.signs import SIGNS
 from rlstab.signs.metric import Metric, running_means
@@ -23,6 +22,7 @@ if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternative, Alternatives, Top
     from rlstab.look.gradient import Gradient, Token
     from rlstab.record import Step
+    from rlstab.record.token_texts import Decode
 
     Responses: TypeAlias = Callable[[int, int], Mapping[str, Any]]
 
@@ -235,6 +235,8 @@ def _token(token: Token, response: Mapping[str, Any]) -> dict[str, Any]:
 
 def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, response: int) -> dict[str, Any]:
     """A response of a dump as the page shows it."""
+    from rlstab.record.token_texts import token_texts
+
     step = steps[step_index]
     where = step.row == response
     ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
