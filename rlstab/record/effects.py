@@ -68,6 +68,17 @@ class Trace:
         return reduce(torch.mul, weights, torch.ones_like(self.ratio))
 
     @property
+    def gate(self) -> Tensor | None:
+        """``(n,)`` product over the methods' gates and surrogates, None if no method has any."""
+        gates = [method.gate for method in self.methods.values() if method.gate is not None]
+        return reduce(torch.mul, gates) if gates else None
+
+    @property
+    def kept(self) -> Tensor:
+        """``(n,)`` bool, the tokens that no method drops."""
+        return ~self.any_did("dropped")
+
+    @property
     def clipped(self) -> Tensor:
         """``(n,)`` bool, the tokens that are stopped: by a gate or surrogate of 0, or beyond a bound in the direction
         in which they pull, as the metrics ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual``
