@@ -11,7 +11,6 @@ from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
 from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
-from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.signs import COUNTED
 from rlstab.visible import visible
@@ -54,7 +53,6 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         findings=findings(comparison),
         p_value=p_value,
         grid=_grid,
-        highest_stable=highest_stable,
     )
     return visible(page.rstrip() + "\n", spaces=False)
 
