@@ -227,11 +227,12 @@ def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, res
 
 
 def _did(row: Alternative) -> str:
-    from rlstab.record import ACTIONS
-
     verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
-    named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
-    acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
+    acted = [
+        f"{verbs.get(action, action.removesuffix('ed') + 's')} {_percent(share)}"
+        for action, share in row.actions.items()
+        if share >= 0.0005
+    ]
     defaults = {"region": "changes the ratio", "mean": "changes the weights of responses"}
     return ", ".join(acted) or defaults.get(row.acts_on, "")
 
@@ -259,14 +260,13 @@ def _methods(
         )
     objectives = [methods.own, *acting]
     context = {
+        **vars(methods),
         "said": f"{methods.told} {sentence}".strip(),
-        "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
         "groups": [(title, shown) for title, shown in groups if shown],
         "idle": [row for row in methods.rows if not row.acts],
         "index": {row.name: index for index, row in enumerate(acting, 1)},
         "least": f"{TURN:g}° and change its length by less than {100 * LENGTH:g} %",
         "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
-        "presets": methods.presets,
         "responses": f"{sum(len(step.tensors['lengths']) for step in steps):,}",
         "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }

@@ -137,6 +137,7 @@ class Table:
     Attributes:
         bench: its name; None for runs made by ``rlstab train``.
         setting: its name.
+        title: bench and setting, without uninformative parts.
         baseline: method that the others are compared with; None if it is missing.
         methods: the baseline first, the others by name, m2 before m10.
         runs: the runs that the curves are drawn from, by method.
@@ -152,6 +153,7 @@ class Table:
 
     bench: str | None
     setting: str
+    title: str
     baseline: str | None
     methods: list[str]
     runs: dict[str, list[RunRecord]]
@@ -167,15 +169,6 @@ class Table:
     def about(self) -> str:
         """What the bench asks and what to know about its figures, or empty."""
         return next((run.bench_about for runs in self.runs.values() for run in runs if run.bench_about), "")
-
-    @property
-    def title(self) -> str:
-        """Bench and setting, without uninformative parts."""
-        return _title(self.bench, self.setting)
-
-
-def _title(bench: str | None, setting: str) -> str:
-    return ", ".join(filter(None, (bench, setting if setting != "default" or not bench else "")))
 
 
 @dataclass(frozen=True)
@@ -252,7 +245,7 @@ def _table(
     by_method = {name: runs_of[name] for name in sorted(runs_of, key=lambda name: (name != baseline, natural(name)))}
     methods = list(by_method)
     bench, setting = runs[0].bench, runs[0].setting
-    where = _title(bench, setting)
+    where = ", ".join(filter(None, (bench, setting if setting != "default" or not bench else "")))
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     ended = {method: [run for run in group if run.status == "finished"] for method, group in by_method.items()}
@@ -308,7 +301,9 @@ def _table(
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
     checks += twice.values()
-    return Table(bench, setting, baseline, methods, by_method, cells, losses, costs, equal, differs, checks, notes)
+    return Table(
+        bench, setting, where, baseline, methods, by_method, cells, losses, costs, equal, differs, checks, notes
+    )
 
 
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, dict[str, str]]:

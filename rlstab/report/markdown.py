@@ -1,7 +1,7 @@
 """A comparison as Markdown: for terminals, issues, and the pages of a project. Every number comes from the runs."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import jinja2
 
@@ -44,7 +44,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         least=MIN_SEEDS,
         paragraphs=paragraphs,
         frame=_frame,
-        result_rows=lambda table: list(_result_rows(comparison, table)),
+        rows_of=rows_of,
         commands=commands,
         versions=about_runs(runs),
         several=is_named,
@@ -52,18 +52,9 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         signs=COUNTED,
         findings=findings(comparison),
         p_value=p_value,
-        grid=_grid,
+        head=_head,
     )
     return visible(page.rstrip() + "\n", spaces=False)
-
-
-def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
-    for outcome in comparison.outcomes:
-        rows = rows_of(table, outcome)
-        for index, row in enumerate(rows if any(row.seeds for row in rows) else []):
-            verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            name = "" if index else outcome.name
-            yield [name, row.method, str(row.seeds), row.value, row.difference, row.cost, verdict]
 
 
 def _frame(table: Table) -> str:
@@ -78,9 +69,9 @@ def _frame(table: Table) -> str:
     return f"In all runs: {', '.join(shared)}. Seeds {', '.join(map(str, seeds))}." if shared else ""
 
 
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(map(_text, heads)), ["---"] * len(heads), *(list(map(_text, row)) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _head(heads: Sequence[str]) -> str:
+    """The first lines of a table."""
+    return f"| {' | '.join(map(_text, heads))} |\n{'| --- ' * len(heads)}|"
 
 
 def _fenced(command: str) -> str:

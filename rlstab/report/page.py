@@ -2,7 +2,7 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -13,12 +13,11 @@ from plotly.offline import get_plotlyjs
 from rlstab.bins import WIDTH
 from rlstab.console import counted
 from rlstab.page.render import digest, packed, rendered, safe_json
-from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.comparison import Comparison, Table
 from rlstab.report.cost import UNITS
 from rlstab.report.curves import (
     DARK,
     LIGHT,
-    LineStyle,
     curve_data,
     curve_of,
     lead_curve,
@@ -31,7 +30,7 @@ from rlstab.report.formatting import METRICS, axis, in_order, listed, own_title
 from rlstab.report.runs import curve, grouped
 from rlstab.report.statistics import p_value
 from rlstab.report.sweeps import Sweep
-from rlstab.report.tables import about_runs, rows_of
+from rlstab.report.tables import TableRow, about_runs, rows_of
 from rlstab.safe_read import plain
 from rlstab.signs import COUNTED
 
@@ -53,7 +52,6 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     )
     settings = {entry["key"]: entry["name"] for entry in drawn["settings"]}
     tables = dict(zip(settings, comparison.tables, strict=True))
-    key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     metrics, lead = in_order(metrics_of(runs)), lead_curve(comparison)
     of_methods = [name for name in metrics if "/" in name and not name.startswith(tuple(METRICS["general"]))]
     # the largest k tells most about what the policy can still find
@@ -62,9 +60,7 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     benches = dict.fromkeys(table.bench for table in comparison.tables if table.bench)
     context = {
         **vars(comparison),
-        "axis": axis,
-        "own_title": own_title,
-        "p_value": p_value,
+        **{"axis": axis, "own_title": own_title, "p_value": p_value, "rows_of": rows_of, "remarks_of": remarks_of},
         "lost_at": lambda sweep: [[f"lost at {label}"] for label in sweep.labels],
         "numbers": {"data": packed(safe_json(plain(drawn))), "plotly": packed(plotly)},
         "source": source,
@@ -78,11 +74,6 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         "unit": UNITS.get(comparison.by),
         "settings": settings,
         "looks": looks,
-        "tables": [
-            (key, result_table(table, outcome, alone=len(tables) == 1))
-            for key, table in tables.items()
-            for outcome in comparison.outcomes
-        ],
         "width": WIDTH,
         "choices": [name for name in metrics if name not in METRICS["aside"]],
         "learning": [name for name in usual if name in metrics and name != lead][:LEARNING],
@@ -91,7 +82,6 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
             name: any(curve(run, name)[1].any() for run in runs) for name in METRICS["shares"] if name in metrics
         },
         "by_method": grouped(of_methods, lambda name: name.rpartition("/")[0]),
-        "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "loses": any(counts.rate.hits for table in tables.values() for counts in table.losses.values()),
         "signs": COUNTED,
@@ -106,7 +96,7 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def _compared(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
+def _compared(comparison: Comparison, looks: Mapping[str, Any]) -> str:
     """The methods, and what all of them are compared with."""
     baselines = {table.baseline for table in comparison.tables}
     compared = [name for name in looks if name not in baselines]
@@ -173,19 +163,10 @@ def _yaml(config: Mapping[str, Any]) -> list[str]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, Any]:
-    """One outcome in one setting, which is named unless it is ``alone``."""
-    rows = rows_of(table, outcome)
-    remarks = grouped([row for row in rows if row.remark], attrgetter("remark"))
-    where = f"{table.title}. " if table.title and not alone else ""
-    unit = f", in {outcome.unit}" if outcome.unit else ""
-    return {
-        "table": table,
-        "outcome": outcome.name,
-        "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
-        "rows": rows,
-        "remarks": [f"{', '.join(row.method for row in group)}: {remark}." for remark, group in remarks.items()],
-    }
+def remarks_of(rows: Sequence[TableRow]) -> list[str]:
+    """Each remark on the rows of a table, after the methods that it is about."""
+    groups = grouped([row for row in rows if row.remark], attrgetter("remark"))
+    return [f"{', '.join(row.method for row in group)}: {remark}." for remark, group in groups.items()]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -203,7 +184,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
             survival = dict(zip(("x", "mean", "low", "high"), losses.survival, strict=True))
             drawn["curves"][key][keys[name]]["survival"] = {**survival, "seeds": [], "lost": []}
     return {
-        "methods": [{"key": keys[name], "name": name, **asdict(look)} for name, look in looks.items()],
+        "methods": [{"key": keys[name], "name": name, **look} for name, look in looks.items()],
         "settings": [
             {"key": key, "name": (table.setting if is_single else table.title) or "all runs"}
             for key, table in tables.items()
@@ -238,6 +219,5 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
         "values": sweep.values,
         "labels": sweep.labels,
         "log": sweep.is_logarithmic,
-        "span": sweep.values[-1] - sweep.values[0],
         "methods": methods,
     }

@@ -155,7 +155,7 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
 
 def _line(comparison: Comparison, method: str) -> dict[str, Any]:
     look = line_styles(comparison)[method]
-    return {"color": LIGHT[look.colour], "ls": ("-", "--", "-.")[look.dash], "label": method}
+    return {"color": LIGHT[look["colour"]], "ls": ("-", "--", "-.")[look["dash"]], "label": method}
 
 
 def _curve(comparison: Comparison, table: Table, axes: Axes) -> None:
