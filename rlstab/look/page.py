@@ -21,7 +21,7 @@ from rlstab.signs.sign import Metric
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
-    from rlstab.look.alternatives import Alternative, Alternatives, Top
+    from rlstab.look.alternatives import Alternative, Alternatives
     from rlstab.look.gradient import Gradient
     from rlstab.record import Step
 
@@ -258,7 +258,6 @@ def _methods(
         sentence = (
             f"{furthest.name} would turn its gradient most, by {_turn(furthest)}, with a step {_length(furthest)}."
         )
-    objectives = [methods.own, *acting]
     context = {
         **vars(methods),
         "said": f"{methods.told} {sentence}".strip(),
@@ -270,25 +269,15 @@ def _methods(
         "responses": f"{sum(len(step.tensors['lengths']) for step in steps):,}",
         "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }
-    data = {
-        "objectives": [[_top(top) for top in row.top] for row in objectives],
-        "responses": {
-            f"{top.step}-{top.response}": response(top.step, top.response) for row in objectives for top in row.top
-        },
-    }
-    return context, _short(data)
-
-
-def _top(top: Top) -> dict[str, Any]:
-    is_weighed = any(value not in (1.0, None) for value in top.weight)
-    return {
-        "response": f"{top.step}-{top.response}",
-        "share": top.share,
-        "shares": top.tokens,
-        "did": top.did,
-        "ratio": top.ratio,
-        "weight": top.weight if is_weighed else None,
-    }
+    tops, responses = list[list[dict[str, Any]]](), {}
+    for row in (methods.own, *acting):
+        tops.append([])
+        for top in row.top:
+            key = f"{top.step}-{top.response}"
+            responses[key] = response(top.step, top.response)
+            is_weighed = any(value not in (1.0, None) for value in top.weight)
+            tops[-1].append({**vars(top), "response": key, "weight": top.weight if is_weighed else None})
+    return context, _short({"objectives": tops, "responses": responses})
 
 
 def _short(data: Any) -> Any:
