@@ -1,10 +1,10 @@
-"""Pages from templates: each is one HTML file that loads nothing, and in which data cannot become markup or script."""
+"""Pages and texts from templates: a page is one HTML file that loads nothing, and data in it stays text."""
 
 import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
@@ -39,6 +39,13 @@ def rendered(name: str, context: Mapping[str, Any], *, style: str = "", librarie
         "digests": [*libraries, *([digest(scripts)] if scripts else [])],
     }
     return _environment().get_template(name).render({**context, **shared})
+
+
+def text_of(name: str, context: Mapping[str, Any], **filters: Callable[[Any], str]) -> str:
+    """A text that is not HTML, from a template in the package; its filters escape what needs it."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters |= filters
+    return environment.from_string(resource(name)).render(context)
 
 
 @cache

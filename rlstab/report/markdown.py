@@ -3,12 +3,10 @@
 import re
 from collections.abc import Sequence
 
-import jinja2
-
+from rlstab.page.render import text_of
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
-from rlstab.report.output import resource
 from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.tables import about_runs, rows_of
@@ -33,27 +31,26 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         ((run.bench or NOTHING,) * is_named + (run.method, str(run.about.get("objective_hash", NOTHING)))): None
         for run in runs
     }
+    context = {
+        **vars(comparison),
+        "title": title,
+        "command": command,
+        "source": source,
+        "least": MIN_SEEDS,
+        "paragraphs": paragraphs,
+        "frame": _frame,
+        "rows_of": rows_of,
+        "commands": commands,
+        "versions": about_runs(runs),
+        "several": is_named,
+        "hashes": list(hashes),
+        "signs": COUNTED,
+        "findings": findings(comparison),
+        "p_value": p_value,
+        "head": _head,
+    }
     # Markdown is not escaped like HTML: the filter `text` does it
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
-    page = environment.from_string(resource("page.md")).render(
-        vars(comparison),
-        title=title,
-        command=command,
-        source=source,
-        least=MIN_SEEDS,
-        paragraphs=paragraphs,
-        frame=_frame,
-        rows_of=rows_of,
-        commands=commands,
-        versions=about_runs(runs),
-        several=is_named,
-        hashes=list(hashes),
-        signs=COUNTED,
-        findings=findings(comparison),
-        p_value=p_value,
-        head=_head,
-    )
+    page = text_of("report/page.md", context, text=_text, fence=_fenced, setting=setting)
     return visible(page.rstrip() + "\n", spaces=False)
 
 

@@ -14,7 +14,6 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -22,11 +21,12 @@ from matplotlib.figure import Figure
 
 from rlstab import __version__
 from rlstab.errors import ReportError
+from rlstab.page.render import text_of
 from rlstab.report.collapse import collapsed, fate_of
 from rlstab.report.comparison import Comparison, Table, outcome_of
 from rlstab.report.curves import LIGHT, curve_of, line_styles, seeds_of
 from rlstab.report.formatting import MINUS, NOTHING, axis
-from rlstab.report.output import refuse_foreign, resource, write_text, writing
+from rlstab.report.output import refuse_foreign, write_text, writing
 from rlstab.report.sweeps import Sweep
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.safe_read import plain, read_json
@@ -86,14 +86,12 @@ def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     heads = ["bench", "setting", "method", "outcome", "number", "value", "low", "high", "seeds", "verdict"]
     yield "numbers.csv", _csv(heads, (row for table in comparison.tables for row in _rows(table, names)))
     if comparison.outcomes:
-        environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        environment.filters["tex"] = _tex
         tables = [
             (table.title, [(row, table.losses[row.method]) for row in rows_of(table, comparison.outcomes[0])])
             for table in comparison.tables
         ]
-        template = environment.from_string(resource("table.tex"))
-        yield "table.tex", template.render(outcome=comparison.outcomes[0], tables=tables).encode()
+        context = {"outcome": comparison.outcomes[0], "tables": tables}
+        yield "table.tex", text_of("report/table.tex", context, tex=_tex).encode()
 
 
 def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
