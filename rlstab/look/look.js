@@ -53,7 +53,7 @@ if (by("strips")) {
 if (by("list")) {
   const list = by("list"), select = by("objective");
   const tell = (top, index) => {
-    const response = data.responses[top.response], share = top.tokens[index];
+    const response = data.responses[top.response], share = top.shares[index];
     const methods = Object.keys(top.did).filter((name) => top.did[name].includes(index));
     const facts = [
       ...(methods.length ? [["methods", methods.join(", ")]] : []),
@@ -81,8 +81,8 @@ if (by("list")) {
   };
   const draw = () => {
     const top = data.objectives[select.value];
-    const most = Math.max(...top.flatMap((row) => row.tokens.map(Math.abs)), 1e-30);
-    list.replaceChildren(...top.map(({ response: key, share: total, tokens: shares }, row) => {
+    const most = Math.max(...top.flatMap((row) => row.shares.map(Math.abs)), 1e-30);
+    list.replaceChildren(...top.map(({ response: key, share: total, shares }, row) => {
       const response = data.responses[key], article = make("article", "resp"), head = make("p", "h"), body = make("p", "b");
       const facts = [["share of the gradient", `${(100 * total).toFixed(2)} %`], ["step", response.step], ["response", response.id], ["reward", number(response.reward)]];
       for (const [name, value] of facts) head.appendChild(make("span", "", `${name} `)).append(make("b", "", String(value)));

@@ -275,8 +275,9 @@ def _methods(
         for top in row.top:
             key = f"{top.step}-{top.response}"
             responses[key] = response(top.step, top.response)
-            is_weighed = any(value not in (1.0, None) for value in top.weight)
-            tops[-1].append({**vars(top), "response": key, "weight": top.weight if is_weighed else None})
+            weight = top.weight if any(value not in (1.0, None) for value in top.weight) else None
+            by_token = {"shares": top.tokens, "did": top.did, "ratio": top.ratio, "weight": weight}
+            tops[-1].append({"response": key, "share": top.share, **by_token})
     return context, _short({"objectives": tops, "responses": responses})
 
 
