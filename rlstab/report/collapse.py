@@ -143,7 +143,7 @@ def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> 
     p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
     losses = {}
     for method, by_seed in fates.items():
-        found = [(name, detector.detect(run)) for run in runs[method] for name, detector in signs.COUNTED.items()]
+        judgements = [(name, detector.detect(run)) for run in runs[method] for name, detector in signs.COUNTED.items()]
         losses[method] = Losses(
             runs=len(runs[method]),
             failed=sum(run.status == "failed" for run in runs[method]),
@@ -151,8 +151,8 @@ def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> 
             pairs=len(pairs[method]),
             p=p.get(method),
             survival=_survival(runs[method]),
-            fired=Counter(name for name, sign in found if sign.fired),
-            judged=Counter(name for name, sign in found if sign.fired is not None),
+            fired=Counter(name for name, sign in judgements if sign.fired),
+            judged=Counter(name for name, sign in judgements if sign.fired is not None),
         )
     return losses
 

@@ -107,7 +107,7 @@ def _compared(comparison: Comparison, looks: Mapping[str, Any]) -> str:
 
 def _what(comparison: Comparison, methods: int) -> str:
     """How much was compared."""
-    runs, by = comparison.loaded.runs, comparison.by
+    runs, unit = comparison.loaded.runs, UNITS.get(comparison.by)
     counts = Counter[str](run.status for run in runs) + Counter({"not begun": comparison.loaded.not_begun})
     states = (
         f"{counts[state]} {state}" for state in ("finished", "unfinished", "failed", "not begun") if counts[state]
@@ -122,7 +122,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len({run.seed for run in runs}), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(states)})",
         f"{' to '.join(map(str, ends))} rollouts per run",
-        f"compared by {UNITS[by]}" if by in UNITS else "",
+        f"compared by {unit}" if unit else "",
     ]
     return " · ".join(filter(None, parts))
 

@@ -84,9 +84,9 @@ class Sweep:
     def highest_stable(self, method: str) -> str:
         """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
         highest = self.highest[method]
-        beyond = next((point for point in self.by_method[method].values() if not point.stable), None)
-        if beyond and not beyond.collapsed and not beyond.below_start:
-            unclear = f"{setting(beyond.value)} cannot be judged"
+        next_point = next((point for point in self.by_method[method].values() if not point.stable), None)
+        if next_point and not next_point.collapsed and not next_point.below_start:
+            unclear = f"{setting(next_point.value)} cannot be judged"
             return f"cannot be told ({unclear})" if highest is None else f"at least {setting(highest)} ({unclear})"
         return f"none of {len(self.values)}" if highest is None else setting(highest)
 
