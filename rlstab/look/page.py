@@ -8,22 +8,21 @@ from functools import cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.page.render import rendered, safe_json
-from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import axis, in_order, listed, round_step, setting, significant
 from rlstab.signs import SIGNS
-from rlstab.signs.sign import Metric
+from rlstab.signs.metric import Metric, running_means
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternative, Alternatives
     from rlstab.look.gradient import Gradient
     from rlstab.record import Step
+    from rlstab.record.token_texts import Decode
 
     Responses: TypeAlias = Callable[[int, int], Mapping[str, Any]]
 
@@ -59,10 +58,11 @@ def page(run: Look) -> str:
         count = sum(len(step.batch) for step in run.steps)
         parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {count:,} tokens")
     context = {
-        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
+        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades},
+        "running": partial(running_means, width=RUN),
         **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
-        "what": " · ".join(parts),
         "speaks": _speaks(run),
+        "what": " · ".join(parts),
         "run": run,
         "curves": curves,
         "gradient": gradient,
@@ -131,7 +131,7 @@ def _curves(run: Look) -> tuple[dict[str, Any] | None, dict[str, Any]]:
                 "name": log.names.get(metric.name, metric.name),
                 "signs": [number for number, name in enumerate(shows, 1) if name == metric.name],
                 "raw": path(metric.values),
-                "mean": path(_running(metric.values)) if len(metric.steps) > 2 * RUN else "",
+                "mean": path(running_means(metric.values, RUN)) if len(metric.steps) > 2 * RUN else "",
                 **{"low": low, "high": high, "lowest": lowest, "highest": highest},
             }
         )
@@ -146,12 +146,6 @@ def _curves(run: Look) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         "ticks": [(left(step), step) for step in (first, *marks, last)],
         "flat": "; ".join(flat),
     }, {"first": first, "last": last, "unit": log.unit, "curves": _short(numbers)}
-
-
-def _running(values: Any) -> Any:
-    """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
-    ones = np.ones(RUN)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
 
 
 def _path(steps: Any, values: Any, *, left: Any, low: float, high: float) -> str:
@@ -208,6 +202,8 @@ def _gradient(gradient: Gradient, response: Responses) -> dict[str, Any]:
 
 def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, response: int) -> dict[str, Any]:
     """A response of a dump as the page shows it."""
+    from rlstab.record.token_texts import token_texts
+
     step = steps[step_index]
     where = step.row == response
     ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()

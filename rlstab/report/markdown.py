@@ -7,7 +7,6 @@ from rlstab.page.render import text_of
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
-from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.signs import COUNTED
@@ -59,7 +58,7 @@ def _frame(table: Table) -> str:
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
-        values = {str(setting_of(run.config, path)) for run in runs if run.config}
+        values = {str(run.setting_at(path)) for run in runs if run.config}
         if len(values) == 1 and values != {"None"}:
             shared.append(f"{words} {_text(values.pop())}")
     seeds = sorted({run.seed for run in runs})
