@@ -52,6 +52,7 @@ def page(run: Look) -> str:
     response = cache(partial(_response, run.steps, run.decode))
     gradient = None if run.gradient is None else _gradient(run.gradient, response)
     methods, tokens = (None, {}) if run.methods is None else _methods(run.methods, run.steps, response)
+    speaks = _speaks(run)
     parts = [run.title, run.steps[0].header.host if run.steps else run.log.writer]
     parts.append(counted(run.log.rollouts, run.log.unit))
     if run.steps:
@@ -61,7 +62,7 @@ def page(run: Look) -> str:
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades},
         "running": partial(running_means, width=RUN),
         **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
-        "speaks": _speaks(run),
+        "speaks": speaks,
         "what": " · ".join(parts),
         "run": run,
         "curves": curves,
@@ -132,14 +133,14 @@ def _curves(run: Look) -> tuple[dict[str, Any] | None, dict[str, Any]]:
                 "signs": [number for number, name in enumerate(shows, 1) if name == metric.name],
                 "raw": path(metric.values),
                 "mean": path(running_means(metric.values, RUN)) if len(metric.steps) > 2 * RUN else "",
-                **{"low": low, "high": high, "lowest": lowest, "highest": highest},
+                **{"low": low, "high": high, "lowest": lowest, "highest": highest, "end": metric.end},
             }
         )
-    stride = int(round_step(max((last - first) / 5, 1)))
-    marks = [step for step in range(stride, last, stride) if first + stride / 2 < step < last - stride / 2]
     numbers = {
         metric.name: dict(zip(metric.steps.tolist(), metric.values.tolist(), strict=True)) for metric in drawn[:STRIPS]
     }
+    stride = int(round_step(max((last - first) / 5, 1)))
+    marks = [step for step in range(stride, last, stride) if first + stride / 2 < step < last - stride / 2]
     return {
         "strips": strips,
         "flags": flags,
