@@ -54,11 +54,8 @@ def described(values: object) -> str:
     return f"{values.dtype} of shape {tuple(values.shape)} on {values.device}{grad}"
 
 
-#: What to write for ids that cannot be used.
-_NUMBER = {
-    "sequence_ids": "Number the responses, for example torch.arange(len(responses)).",
-    "group_ids": "Number the prompts, for example torch.tensor([0, 0, 1, 1]).",
-}
+#: The fields with one number for each sequence.
+_IDS = ("sequence_ids", "group_ids")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,10 +125,10 @@ class TokenBatch(SequenceArithmetic):
     _here: TokenBatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        names, tokens, device = ("sequence", "position", "sequence_ids", "group_ids"), len(self), self.sequence.device
-        numbers = {name: getattr(self, name) for name in names}
+        tokens, device = len(self), self.sequence.device
+        numbers = {name: getattr(self, name) for name in ("sequence", "position", *_IDS)}
         for name, values in [*self.per_token(), *numbers.items()]:
-            size = self.num_sequences if name in names[2:] else tokens
+            size = self.num_sequences if name in _IDS else tokens
             kind = torch.int64 if name in numbers else values.dtype
             if (values.shape, values.device, values.dtype) != ((size,), device, kind) or values.requires_grad:
                 raise ShapeError(
@@ -181,23 +178,12 @@ class TokenBatch(SequenceArithmetic):
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.
             UnknownName: no signal has such a name.
-            OutOfRange: something is not a tensor, or the mask holds something other than 0 and 1.
+            OutOfRange: the mask holds something other than 0 and 1.
         """
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
                 f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
-            )
-        optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
-        named = {name: values for name, values in optional.items() if values is not None}
-        always = {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
-        for name, values in {**always, **named, **(extra or {})}.items():
-            if not isinstance(values, Tensor):
-                fix = _NUMBER.get(name, f"Write torch.tensor({name}).")
-                raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {fix}")
-        if response_mask.ndim != 2:
-            raise ShapeError(
-                f"TokenBatch.from_padded: 'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
             )
         rows, width = response_mask.shape
         mask = response_mask.detach().bool()
@@ -229,13 +215,15 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. "
-                    f"{_NUMBER[name]}"
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. Number "
+                    f"responses or prompts, for example torch.tensor([0, 0, 1, 1])."
                 )
             return sent(values.detach().to(torch.int64), device)
 
         old, sequence = pack("old_logprobs", old_logprobs), index // max(width, 1)
-        packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
+        packed: dict[str, Any] = {
+            name: pack(name, values) for name in SIGNALS if (values := signals.get(name)) is not None
+        }
         batch = cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
@@ -307,7 +295,7 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
-        return self._each(lambda name, values: values if name in _NUMBER else values[where], None)  # ids are of rows
+        return self._each(lambda name, values: values if name in _IDS else values[where], None)
 
     def to(self, device: torch.device) -> TokenBatch:
         """The batch on a device, without waiting for it: checks of its values read this one."""

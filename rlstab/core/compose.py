@@ -13,12 +13,11 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Rounds, side_by_side
-from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Terms, merge_terms
-from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean
+from rlstab.core.terms import SLOTS, Constants, Gate, Terms, merge_terms
+from rlstab.errors import Conflict, OutOfRange
 
 
 def _union_inside(declared: str) -> Any:
@@ -172,7 +171,7 @@ class Within(Combinator, combinator=True):
         return f"within({self.outer!r}, {self.inner!r})"
 
 
-def compose(*methods: TokenObjective, **settings: object) -> Composition:
+def compose(*methods: TokenObjective) -> Composition:
     """Merge methods into one objective.
 
     Closed (a composition composes again), associative and independent of order. Without a method it is the plain
@@ -181,14 +180,8 @@ def compose(*methods: TokenObjective, **settings: object) -> Composition:
     Raises:
         MethodError: something given is not a method; the message says what to write instead.
         Conflict: two methods own one slot, disagree about a signal, or exclude each other.
-        UnknownName: a keyword was given; settings belong to methods.
     """
-    composition = Composition(methods)
-    for name in settings:
-        names = [field.name for method in composition.members for field in settings_of(type(method))]
-        hint = did_you_mean(name, [*names, *WRITABLE])
-        raise UnknownName(f"compose takes methods and no '{name}': settings and terms belong to a method. {hint}")
-    return composition
+    return Composition(methods)
 
 
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
