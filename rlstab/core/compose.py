@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import SLOTS, Constants, Gate, Terms, merge_terms
 from rlstab.errors import Conflict, OutOfRange
+
+Item = TypeVar("Item")
 
 
 def _union_inside(declared: str) -> Any:
@@ -61,13 +63,7 @@ class Composition(Combinator, combinator=True):
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: their label, with a number if several have the same."""
-        count = Counter(method._label for method in self.members)
-        keyed: dict[str, TokenObjective] = {}
-        for method in self.members:
-            numbered = (f"{method._label}_{number}" for number in itertools.count(1))
-            free = (key for key in numbered if key not in count and key not in keyed)
-            keyed[next(free) if count[method._label] > 1 else method._label] = method
-        return keyed
+        return numbered([(method._label, method) for method in self.members])
 
     def init_state(self) -> State:
         return {key: method.init_state() for key, method in self.keyed.items()}
@@ -274,6 +270,17 @@ def observe(method: TokenObjective) -> Observe | Composition:
     if isinstance(method, Composition):
         return compose(*(member if isinstance(member, Observe) else Observe(member) for member in method.members))
     return method if isinstance(method, Observe) else Observe(method)
+
+
+def numbered(named: Sequence[tuple[str, Item]]) -> dict[str, Item]:
+    """Items by their names, each with a number where several have one name."""
+    count = Counter(name for name, _ in named)
+    items: dict[str, Item] = {}
+    for name, item in named:
+        numbers = (f"{name}_{number}" for number in itertools.count(1))
+        free = (key for key in numbers if key not in count and key not in items)
+        items[next(free) if count[name] > 1 else name] = item
+    return items
 
 
 def walk(objective: TokenObjective, *, observed: bool = False) -> Iterator[Leaf]:

@@ -6,7 +6,6 @@ the same Markdown. The pages of single methods in the docs are made by ``docs/ho
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from rlstab.config.objectives import build_objective
 from rlstab.config.user_code import is_user_code, located
 from rlstab.console import Terminal
 from rlstab.core.batch import BASICS
-from rlstab.core.compose import Composition, walk
+from rlstab.core.compose import Composition, numbered, walk
 from rlstab.core.objective import Leaf, TokenObjective, active_methods
 from rlstab.explain import stages
 from rlstab.explain.check import read
@@ -137,12 +136,7 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
     leaves = list(walk(objective))
     if "aggregate" not in objective.writes:
         leaves.append(Leaf(TokenMean()))
-    totals, counts = Counter(leaf.name for leaf in leaves), Counter[str]()
-    named = {}
-    for leaf in leaves:
-        counts[leaf.name] += 1
-        named[f"{leaf.name}_{counts[leaf.name]}" if totals[leaf.name] > 1 else leaf.name] = leaf
-    return named
+    return numbered([(leaf.name, leaf) for leaf in leaves])
 
 
 def _otherwise(field: str, objective: Composition) -> str:

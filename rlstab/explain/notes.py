@@ -1,7 +1,6 @@
 """Notes for the user: what does nothing, what is unsafe, and what methods expect or exclude."""
 
 import re
-from collections import Counter
 
 from rlstab.config import RunConfig
 from rlstab.config.runs import why_idle
@@ -21,7 +20,7 @@ _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab check``: methods that cannot act, and missing parts that they were published with."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *crossed(run), *stages.lacking(run)] if run else []
-    return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
+    return of_run + _not_as_published(objective, run.pipeline if run else None)
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -29,7 +28,6 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     warnings = unsafe(objective, run) + stages.lacking(run) if run else []
     lines = [f"**Warning:** {text}" for text in warnings]
     lines += [*idle_in_run(objective, run), *crossed(run)] if run else _with_several_steps(objective)
-    lines += repeated(objective)
     for leaf in walk(objective):
         reached = [limit for limit in leaf.method.about.no_op_at if limit.settings and limit.reached(leaf.method)]
         lines += [f"{leaf.method!r} does nothing: {limit.why}" for limit in reached[:1]]
@@ -50,19 +48,6 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
 def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     methods = [method.name for method in active_methods(objective)]
     return unmet(objective) + (stages_unmet(pipeline, methods) if pipeline else [])
-
-
-def repeated(objective: Composition) -> list[str]:
-    """A note on each method that is listed several times in one composition."""
-    lines = []
-    for name, count in Counter(method.name for method in objective.members).items():
-        if count > 1 and name != "within":
-            first, *copies = [method for method in objective.members if method.name == name]
-            kind = "the same" if all(method == first for method in copies) else "different"
-            lines.append(
-                f"{name} is listed {count} times with {kind} settings, and each acts. Remove one if that is not meant."
-            )
-    return lines
 
 
 def _with_several_steps(objective: Composition) -> list[str]:
