@@ -264,12 +264,11 @@ class TokenBatch(SequenceArithmetic):
         """
         values = getattr(self, name, None) if name in SIGNALS or name in BASICS else self.extra.get(name)
         if values is None:
-            names = [signal for signal in SIGNALS if getattr(self, signal) is not None] + sorted(self.extra)
-            description = f" ({SIGNALS[name]})" if name in SIGNALS else ""
-            keyword = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
+            hint = f"It is the {SIGNALS[name]}. Pass {name}=" if name in SIGNALS else ""
+            hint = hint or f"{did_you_mean(name, [*BASICS, *SIGNALS, *self.extra])} Pass extra={{'{name}': values}}"
             raise MissingSignal(
-                f"signal '{name}'{description} was read, and the batch has: {', '.join(names) or 'the basic ones'}. "
-                f"Pass {keyword} to TokenBatch.from_padded, or let a trainer provide what the method's `needs` names."
+                f"signal '{name}' was read, and the batch does not have it. {hint} to TokenBatch.from_padded, or let a "
+                f"trainer provide what the method's `needs` names."
             )
         return values
 

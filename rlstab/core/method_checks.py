@@ -15,7 +15,7 @@ from rlstab.core.batch import TokenBatch, described
 from rlstab.core.metadata import SOURCES
 from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
-from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of, misspelt
+from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
 
 #: How far one policy has moved from another, which a method may compare: the live policy from `old_logprobs` (the
 #: ratio); the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`; `old_logprobs` from
@@ -66,18 +66,17 @@ def check_class(cls: Any) -> None:
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(owner, attribute, value, cls)
+            check_declared(owner, attribute, value)
     _require_known(f"{owner}: about addresses", cls.about.addresses, SOURCES)
 
 
-def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
+def check_declared(owner: str, attribute: str, value: object) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Args:
         owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        cls: the class of the method, which knows the signals.
 
     Raises:
         MethodError: with the nearest known name.
@@ -90,15 +89,6 @@ def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
         )
     if allowed:
         _require_known(f"{owner}: {attribute} names", value, allowed)
-    for name in sorted(value) if attribute == "needs" else ():
-        if name in cls.always:
-            raise MethodError(
-                f"{owner}: needs names '{name}', which is not a signal: every batch has it. Read batch.{name} instead."
-            )
-        if (suggestion := misspelt(name, cls.known_needs)) is not None:
-            raise MethodError(
-                f"{owner}: needs names '{name}'. Did you mean '{suggestion}'? Give your own signal a name less like it."
-            )
 
 
 def checked_stat(owner: str, method: str, stat: Stat) -> Stat:

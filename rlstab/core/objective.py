@@ -226,7 +226,7 @@ def check_methods(caller: str, items: Sequence[object]) -> None:
                 f"of a method or a preset, load_objective makes one."
             )
         for attribute in SETS:
-            check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item)
+            check_declared(type(item).__qualname__, attribute, getattr(item, attribute))
 
 
 def check_fit(keyed: Mapping[str, TokenObjective]) -> None:

@@ -38,7 +38,7 @@ class Pipeline:
             Conflict: two stages of a kind that a run has once, one stage twice, or two that exclude each other.
         """
         for stage in stages:
-            check_declared(type(stage).__qualname__, "needs", stage.needs, stage)
+            check_declared(type(stage).__qualname__, "needs", stage.needs)
         names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:

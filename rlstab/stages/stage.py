@@ -15,7 +15,7 @@ ranks: information about other groups comes from the settled statistics. Randomn
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -38,7 +38,6 @@ class Stage(Method[ResponseBatch]):
 
     kind: ClassVar[str]
     known_needs = Method.known_needs | EVIDENCE.keys()
-    always = {field.name for field in fields(ResponseBatch)} - EVIDENCE.keys()
     excludes = {}
 
     def _empty_part(self) -> ResponseBatch:

@@ -52,7 +52,7 @@ def methods_of(method: Method[Any]) -> list[Any]:
 
 def own_signals(method: Method[Any]) -> list[str]:
     """The user-defined signals that a method or stage reads."""
-    return sorted(method.needs - method.known_needs - method.always)
+    return sorted(method.needs - method.known_needs)
 
 
 @dataclass(frozen=True)
