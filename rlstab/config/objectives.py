@@ -153,7 +153,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     """See :func:`rlstab.load_objective`."""
     if isinstance(source, str) and re.fullmatch(r"\w+", source) and not exists(source):
         source = {"preset" if source in PRESETS else "name": source}
-    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
+    document = Document.read(source) if isinstance(source, str | Path) else Document(source)
     require_kind(document, "objective")
     if kind_of_file(document.data) == "objective":
         document = Document({}, document.name, {}).replaced("objective", document)

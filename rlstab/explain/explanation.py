@@ -176,6 +176,6 @@ def _where(objective: Composition) -> list[str]:
 def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
     """An objective, and if settings of a run are given, the run with these settings and defaults."""
     if not overrides:
-        return build_objective(located(Document.of({"objective": items}))), None
+        return build_objective(located(Document({"objective": items}))), None
     run = load_run({"objective": items}, overrides)
     return run.composition, run

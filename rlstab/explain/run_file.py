@@ -102,8 +102,7 @@ def _around(preset: str) -> dict[str, Any]:
 
 def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Line]:
     """All sections, each setting as in the recipe: null where the recipe leaves it to the other settings."""
-    properties = RunConfig.model_json_schema()["properties"]
-    for key, field in RunConfig.model_fields.items():
+    for key in RunConfig.model_fields:
         if key == "stages":
             yield "stages:", "what acts outside the loss"
             yield from _methods(dump_stages(run.pipeline), "  ", sources)
@@ -112,23 +111,23 @@ def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) ->
             yield from _methods(dump_objective(run.composition), "  ", sources)
         elif isinstance(section := getattr(run, key), BaseModel):
             yield f"{key}:", summary(type(section))
-            yield from _section(type(section), data.get(key, {}))
+            yield from _settings(type(section), data.get(key, {}), type(section).model_fields, "  ")
         else:
-            value = data.get(key, field.default)
-            yield f"{key}: {flow(value)}", _said(field.description or "", properties[key])
+            yield from _settings(RunConfig, data, [key])
         yield "", ""
 
 
-def _section(cls: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Line]:
+def _settings(cls: type[BaseModel], values: Mapping[str, Any], keys: Iterable[str], indent: str = "") -> Iterator[Line]:
     properties = cls.model_json_schema()["properties"]
     tasks = get_args(get_args(TaskSettings)[0])
-    for key, field in cls.model_fields.items():
+    for key in keys:
+        field = cls.model_fields[key]
         value = values.get(key, field.get_default(call_default_factory=True))
         comment = _said(field.description or "", properties[key])
         if cls in tasks and key == "name":
             other_tasks = [task.model_fields["name"].default for task in tasks if task is not cls]
             comment = f"or {', '.join(map(str, other_tasks))}, with settings of their own"
-        yield f"  {key}: {flow(value)}", comment
+        yield f"{indent}{key}: {flow(value)}", comment
 
 
 def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[str, str]) -> Iterator[Line]:

@@ -311,9 +311,6 @@ MISTAKES: dict[type, dict] = {
     MissingSignal: {
         "group_ids that were not given, within": lambda: make_plan(within(DropPunished(), PassRate()), [padded()()]),
         "log-probs that were detached": whole(policy=lambda live: replace(live, logprobs=live.logprobs.detach())),
-        "a statistic that was not measured": measured(
-            measure=lambda self, b: {"entropy": mean(b)}, advance=lambda self, state, stat: stat.mean("entropi")
-        ),
         "a penalty of constants": lost(
             lambda b: Terms(penalties={"": Penalty(0.1, lambda live, anchor: anchor.logprobs)})
         ),
