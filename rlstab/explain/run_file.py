@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -18,7 +17,6 @@ from rlstab.core.metadata import card, summary
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import UnknownName, did_you_mean
 from rlstab.explain.catalogue import blocks
-from rlstab.files import write_text
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
@@ -48,22 +46,6 @@ def recipe_list() -> RenderableType:
     """The recipes, and how to write one as a file."""
     heading = f"examples of runs, and presets in the run of the example {AROUND}"
     return Group(*blocks([(heading, [*recipes().items()])]), "rlstab init NAME writes NAME.yaml.")
-
-
-def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
-    """Write the run file of a recipe, and return where.
-
-    Args:
-        recipe: key of :func:`recipes`.
-        out: file to write; ``<recipe>.yaml`` if None.
-
-    Raises:
-        UnknownName: no recipe has this name.
-        ConfigError: the file exists, or cannot be written.
-    """
-    path = Path(f"{recipe}.yaml" if out is None else out)
-    write_text(path, run_file(recipe, str(path)))
-    return path
 
 
 def run_file(recipe: str, name: str = "FILE") -> str:
