@@ -288,8 +288,7 @@ def _train(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal, command, say
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import check, check_host
-    from rlstab.explain.check import read
+    from rlstab.explain.check import check, check_host, read
     from rlstab.preflight import preflight
 
     file = _file(options)
@@ -365,7 +364,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> None:
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import explain, explain_preset, show
+    from rlstab.explain.explanation import explain, explain_preset, show
 
     overrides = _overrides(options.set)
     with no_fit_warnings():

@@ -3,13 +3,12 @@
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
-from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
 from rlstab.core.method_checks import (
@@ -45,8 +44,6 @@ class Method(Spelled, ABC, Generic[Batch]):
 
     name: ClassVar[str]
     about: ClassVar[About] = About()
-    #: Names in `needs` that rlstab knows; others are user-defined signals.
-    known_needs: ClassVar[Set[str]] = frozenset({*SIGNALS, *BASICS})
     #: The abstract method that every subclass has to define.
     _acts_by: ClassVar[str] = ""
 

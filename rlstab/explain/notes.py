@@ -7,14 +7,11 @@ from rlstab.config.runs import why_idle
 from rlstab.config.settings import OTHER_MODELS, TASK
 from rlstab.core.compose import Composition, walk
 from rlstab.core.method_settings import settings_of
-from rlstab.core.objective import TokenObjective, active_methods, unmet
+from rlstab.core.objective import TRUST_REGION, TokenObjective, active_methods, unmet
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
-
-#: A method that writes nothing else cannot act if the ratio is 1.
-_REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -59,7 +56,7 @@ def _with_several_steps(objective: Composition) -> list[str]:
 
 def _compares(name: str, method: TokenObjective) -> str:
     """The name of a method that compares the live policy with the old one, or of its trust region if it does more."""
-    return f"the trust region of {name}" if method.writes - _REGION and method.writes & _REGION else name
+    return f"the trust region of {name}" if method.writes - TRUST_REGION and method.writes & TRUST_REGION else name
 
 
 def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
@@ -123,7 +120,7 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     optimisation, lines = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
     bound = any(
-        method.writes & _REGION - {"ratio"} or "trust region" in method.about.addresses
+        method.writes & TRUST_REGION - {"ratio"} or "trust region" in method.about.addresses
         for method in active_methods(objective)
     )
     if steps > 1 and not bound:

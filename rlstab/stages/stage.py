@@ -24,7 +24,7 @@ from torch import Tensor
 from rlstab import Mean, Settled, State
 from rlstab.core.method import Method
 from rlstab.errors import MethodError
-from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.response_batch import ResponseBatch
 
 
 class Stage(Method[ResponseBatch]):
@@ -37,7 +37,6 @@ class Stage(Method[ResponseBatch]):
     """
 
     kind: ClassVar[str]
-    known_needs = Method.known_needs | EVIDENCE.keys()
     excludes = {}
 
     def _empty_part(self) -> ResponseBatch:
