@@ -71,7 +71,7 @@ def read(source: str | Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
     data = Document.read(source).data if isinstance(source, str) else source
-    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
+    is_run = isinstance(data, Mapping) and {*data} != {"objective"} and not data.keys() & {"name", "preset"}
     run = load_run(source, overrides) if is_run or overrides else None
     return (run.composition if run else load_objective(source)), run
 
