@@ -314,13 +314,8 @@ def _brought(recipes: Sequence[Preset], named: Sequence[Stage]) -> list[Stage]:
     """The stages of the presets, except those that the run names itself and kinds that occur once and that it has."""
     kinds = (PromptSelector, AdvantageEstimator)
     taken = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
-    estimators = sorted({recipe.estimator for recipe in recipes})
-    if len(estimators) > 1 and AdvantageEstimator not in taken:
-        text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
-        raise Conflict(text)
     brought: dict[str, Stage] = {}
-    defaults = [STAGES.get(name)() for name in estimators]
-    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
+    for stage in (stage for recipe in recipes for stage in (*recipe.stages, STAGES.get(recipe.estimator)())):
         if isinstance(stage, taken) or any(stage.name == other.name for other in named):
             continue
         if brought.setdefault(stage.name, stage) != stage:

@@ -50,7 +50,8 @@ class Pipeline:
             if len(named) > 1:
                 first, second = named[:2]
                 raise Conflict(
-                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them."
+                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them; if "
+                    f"presets bring them, list one under `stages`."
                 )
         return cls(
             selectors[0] if selectors else InOrder(),
