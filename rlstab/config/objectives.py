@@ -39,7 +39,7 @@ from rlstab.config.validation import require_kind, together, unknown_name, valid
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
-from rlstab.core.method_settings import settings_of
+from rlstab.core.method_settings import Range, settings_of
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.errors import ConfigError, Conflict, did_you_mean
@@ -91,8 +91,7 @@ def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
     """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
     fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
     for setting in settings_of(cls):
-        bounds = {} if setting.range is None else vars(setting.range)
-        limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+        limits: dict[str, Any] = vars(setting.range or Range())
         default = ... if setting.default is MISSING else setting.default
         fields[setting.name] = setting.hint, Field(default, **limits)
     return create_model(cls.__name__, __base__=Settings, __doc__=docstring(cls).partition("\n")[0], **fields)
