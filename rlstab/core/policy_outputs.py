@@ -71,7 +71,8 @@ class PolicyOutputs(Spelled):
         values: Tensor | None = getattr(self, name, None)
         if values is None:
             raise MissingSignal(
-                f"a method reads the live '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
+                f"a method reads the live '{name}', but PolicyOutputs was built without it. Pass {name}= with grad, as "
+                f"rlstab.signals.token_signals makes it."
             )
         return values
 
