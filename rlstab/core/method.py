@@ -76,6 +76,9 @@ class Method(Spelled, ABC, Generic[Batch]):
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"'{self.name}': {name} cannot be set. Make another one: dataclasses.replace.")
 
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"'{self.name}': {name} cannot be deleted.")
+
     @property
     def _label(self) -> str:
         """What it is called in metrics and in the state of a composition."""
