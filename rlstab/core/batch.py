@@ -178,13 +178,23 @@ class TokenBatch(SequenceArithmetic):
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.
             UnknownName: no signal has such a name.
-            OutOfRange: the mask holds something other than 0 and 1.
+            OutOfRange: something is not a tensor, or the mask holds something other than 0 and 1.
         """
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
                 f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
             )
+        optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
+        named = {name: values for name, values in optional.items() if values is not None}
+        always = {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
+        for name, values in {**always, **named, **(extra or {})}.items():
+            if not isinstance(values, Tensor):
+                text = f"'{name}' is {kind_of(values)}, expected a tensor. Write torch.tensor({name})."
+                raise OutOfRange(f"TokenBatch.from_padded: {text}")
+        if response_mask.ndim != 2:
+            text = f"'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
+            raise ShapeError(f"TokenBatch.from_padded: {text}")
         rows, width = response_mask.shape
         mask = response_mask.detach().bool()
         if response_mask.dtype != torch.bool:
@@ -221,9 +231,7 @@ class TokenBatch(SequenceArithmetic):
             return sent(values.detach().to(torch.int64), device)
 
         old, sequence = pack("old_logprobs", old_logprobs), index // max(width, 1)
-        packed: dict[str, Any] = {
-            name: pack(name, values) for name in SIGNALS if (values := signals.get(name)) is not None
-        }
+        packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         batch = cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),

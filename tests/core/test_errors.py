@@ -295,6 +295,7 @@ MISTAKES: dict[type, dict] = {
         "scope misspelt": lambda: make_plan(compose(), [], scope="micro"),
         "a batch of another plan": lambda: make_plan(compose(), [batch_of(ROWS)]).part(batch_of(ROWS)),
         "a part beyond the last": lambda: make_plan(compose(), [batch_of(ROWS)]).part(1),
+        "advantages of a list": padded(advantages=[1.0, 1.0]),
         "a float mask with NaN": padded(response_mask=torch.tensor([[1.0, NAN, 0.0], [1.0, 1.0, 1.0]])),
         "labels for a mask": padded(response_mask=torch.tensor([[1, 5, -100], [1, 1, 1]])),
         "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
@@ -353,6 +354,7 @@ MISTAKES: dict[type, dict] = {
         "a token of no sequence": lambda: replace(batch_of(ROWS), sequence=torch.tensor([0, 0, 0, 1, 2])),
         "a token of a sequence below 0": lambda: replace(batch_of(ROWS), sequence=torch.tensor([0, 0, -3, 9, 1])),
         "sequence ids of int32": lambda: replace(batch_of(ROWS), sequence_ids=torch.arange(2).int()),
+        "a mask of one dimension": padded(response_mask=torch.ones(6)),
         "live outputs of other tokens": lambda: PolicyOutputs.from_padded(
             padded()(), logprobs=torch.zeros(2, 3), entropies=torch.zeros(2, 2)
         ),
