@@ -48,7 +48,7 @@ def signals_of(
         if columns.get(column) is None:
             message = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
             raise MissingSignal(f"{message}. {capital(HOSTS[host].cure(name))}.")
-        signals[name] = columns[column]
+        signals[name] = columns[column].expand(old.shape)
     if "rollout_logprobs" in signals:
         sampled = signals["rollout_logprobs"]
         unscored = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
