@@ -8,22 +8,21 @@ from functools import cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.page.render import rendered, safe_json
-from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting, significant
 from rlstab.signs import SIGNS
-from rlstab.signs.sign import Metric
+from rlstab.signs.metric import Metric, running_means
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternative, Alternatives, Top
     from rlstab.look.gradient import Gradient, Token
     from rlstab.record import Step
+    from rlstab.record.token_texts import Decode
 
     Responses: TypeAlias = Callable[[int, int], Mapping[str, Any]]
 
@@ -62,8 +61,8 @@ def page(run: Look) -> str:
         "tokens": ("Tokens", methods),
     }
     context = {
-        "what": _what(run),
         "speaks": _speaks(run),
+        "what": _what(run),
         "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
         "run": run,
         "curves": curves,
@@ -72,7 +71,8 @@ def page(run: Look) -> str:
         "numbers": {"data": Markup(safe_json({**(curves["data"] if curves else {}), **data}))},
     }
     functions = {
-        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
+        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades},
+        "running": partial(running_means, width=RUN),
         **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
     }
     return rendered("look/look.html", functions | context)
@@ -148,7 +148,7 @@ def _curves(run: Look) -> dict[str, Any] | None:
                 "name": log.names.get(name, name),
                 "signs": [number for number, metric in enumerate(shows, 1) if metric == name],
                 "raw": _path(steps, values, left, low, high),
-                "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
+                "mean": _path(steps, running_means(values, RUN), left, low, high) if len(steps) > 2 * RUN else "",
                 **{"low": low, "high": high, "lowest": lowest, "highest": highest},
                 **{"start": float(values[0]), "end": Metric(name, steps, values).end},
             }
@@ -163,12 +163,6 @@ def _curves(run: Look) -> dict[str, Any] | None:
         "flat": "; ".join(flat),
         "data": {"first": first, "last": last, "unit": log.unit, "curves": data},
     }
-
-
-def _running(values: Any) -> Any:
-    """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
-    ones = np.ones(RUN)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
 
 
 def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
@@ -241,6 +235,8 @@ def _token(token: Token, response: Mapping[str, Any]) -> dict[str, Any]:
 
 def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, response: int) -> dict[str, Any]:
     """A response of a dump as the page shows it."""
+    from rlstab.record.token_texts import token_texts
+
     step = steps[step_index]
     where = step.row == response
     ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()

@@ -9,7 +9,6 @@ from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
-from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -73,7 +72,7 @@ def _frame(table: Table) -> str:
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
-        values = {str(setting_of(run.config, path)) for run in runs if run.config}
+        values = {str(run.setting_at(path)) for run in runs if run.config}
         if len(values) == 1 and values != {"None"}:
             shared.append(f"{words} {_text(values.pop())}")
     seeds = sorted({run.seed for run in runs})
