@@ -20,7 +20,6 @@ from rlstab.look.remedies import EVIDENCE, Figure
 from rlstab.report.collapse import collapsed
 from rlstab.report.comparison import chosen_outcomes, outcome_of
 from rlstab.report.load import load_runs
-from rlstab.report.runs import setting_of
 from rlstab.report.statistics import against_baseline
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -59,7 +58,7 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
                         low=_short(paired.difference.low),
                         high=_short(paired.difference.high),
                         verdict=paired.verdict,
-                        task=str(setting_of(runs[0].config, "task.name")),
+                        task=str(runs[0].setting_at("task.name")),
                         command=f"rlstab bench examples/bench_{comparison['file']}.yaml",
                         page="docs/results.md",
                     )

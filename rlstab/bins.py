@@ -91,6 +91,19 @@ class Run:
         """Last rollout with metrics; 0 without any."""
         return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)
 
+    def setting_at(self, path: str) -> Any:
+        """The value at a dotted path of the settings; None if there is none."""
+        value: Any = self.config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def planned(self) -> int | None:
+        """Rollouts that the settings ask for."""
+        planned = self.setting_at("optimisation.rollouts")
+        return planned if isinstance(planned, int) else None
+
 
 @lru_cache(2**16)  # a run that is watched has the same bins at each line
 def rounded(value: float) -> float:
@@ -148,3 +161,17 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     counts = np.concatenate((starts[1:], [len(bins)])) - starts
     summaries = np.maximum.reduceat(values, starts) if largest else np.add.reduceat(values, starts) / counts
     return ends.astype(np.int64), np.array(list(map(rounded, summaries.tolist())), dtype=np.float64)
+
+
+def running_total(curve: Curve, last: int) -> Curve | None:
+    """The sum of a metric up to the end of each bin; None unless each rollout from 1 to ``last`` has a value."""
+    rollouts, values = curve
+    if not last or len(rollouts) != last or not np.isfinite(values).all():
+        return None
+    return at_ends(rollouts, np.cumsum(values), last)
+
+
+def at_ends(rollouts: Any, totals: Any, last: int) -> Curve:
+    """Totals up to some rollouts, interpolated to the end of each bin of ``WIDTH``."""
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
+    return ends, np.array(list(map(rounded, np.interp(ends, rollouts, totals).tolist())), dtype=np.float64)

@@ -288,8 +288,7 @@ def _train(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal, command, say
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import check, check_host
-    from rlstab.explain.check import read
+    from rlstab.explain.check import check, check_host, read
     from rlstab.preflight import preflight
 
     file = _file(options)
@@ -311,27 +310,27 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _init(options: argparse.Namespace) -> None:
-    from rlstab.explain.run_file import recipe_list, write_run_file
+    from rlstab.explain.run_file import recipe_list, run_file
 
     host_files = {host: path for host in ("trl", "verl") if (path := getattr(options, f"from_{host}")) is not None}
+    if len(host_files) + (options.recipe is not None) > 1:
+        raise ConfigError("rlstab init takes a recipe, --from-trl or --from-verl. Give one of them.")
     if host_files:
         from rlstab.adapters.host_objective import objective_file
 
-        if len(host_files) > 1 or options.recipe is not None:
-            raise ConfigError("rlstab init takes a recipe, --from-trl or --from-verl. Give one of them.")
         ((host, path),) = host_files.items()
-        text = objective_file(host, path)
-        if options.out is None:
-            print(visible(text, spaces=False), end="")
-        else:
-            write_text(options.out, text)
-            print(visible(options.out, spaces=False))
-    elif options.recipe is None:
+        out, text = options.out, objective_file(host, path)
+    elif options.recipe is not None:
+        out = options.out or f"{options.recipe}.yaml"
+        text = run_file(options.recipe, out)
+    else:
         from rlstab.console import Terminal
 
-        Terminal().print(recipe_list())
-    else:
-        print(visible(str(write_run_file(options.recipe, options.out)), spaces=False))
+        return Terminal().print(recipe_list())
+    if out is not None:
+        write_text(out, text)
+    print(visible(text if out is None else f"{out}\n", spaces=False), end="")
+    return None
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -365,7 +364,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> None:
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import explain, explain_preset, show
+    from rlstab.explain.explanation import explain, explain_preset, show
 
     overrides = _overrides(options.set)
     with no_fit_warnings():

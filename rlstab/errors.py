@@ -105,16 +105,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(names)}."
 
 
-def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """The known name of which an unknown one is a typing error or a plural; else None.
-
-    It is stricter than :func:`did_you_mean`, for names that a user may also invent, such as those of signals.
-    """
-    forms = {form: word for word in known for form in (word, word.replace("_", ""), word.replace("ies", "y"))}
-    close = [] if name in forms.values() else difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
-    return forms[close[0]] if close else None
-
-
 def kind_of(value: Any) -> str:
     """The type of a value in an error: ``None``, ``an int``, ``a Tensor``."""
     name = type(value).__name__

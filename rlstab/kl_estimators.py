@@ -4,11 +4,10 @@
 J. Schulman, "Approximating KL divergence" (2020).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rlstab.core.surrogate import with_slope
 
 #: ``d`` is clamped to this before ``exp``: at 100 nats the exponential overflows and 0 * inf poisons the gradient.
 MAX_D = 20.0
@@ -36,27 +35,12 @@ def k3(d: Tensor, cap: float | None = None) -> Tensor:
         d: log-prob of the target minus that of the policy. A second derivative raises.
         cap: largest value, with zero gradient above it; None has none.
     """
-    value: Tensor = _K3.apply(d, cap)  # type: ignore[no-untyped-call]  # torch's apply has no types
-    return value
-
-
-class _K3(torch.autograd.Function):
-    """The derivative is a by-product of the value; autograd through two clamps costs more."""
-
-    @staticmethod
-    def forward(ctx: Any, d: Tensor, cap: float | None) -> Tensor:
-        bounded = d.clamp(-MAX_D, MAX_D)
-        slope = bounded.exp().sub_(1)
-        value = slope - bounded
-        slope *= bounded.eq_(d)
-        if cap is not None:
-            slope *= torch.le(value, cap, out=bounded)
-            value.clamp_(max=cap)
-        ctx.save_for_backward(slope)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return gradient * slope, None
+    free = d.detach()
+    bounded = free.clamp(-MAX_D, MAX_D)
+    slope = bounded.exp().sub_(1)  # a by-product of the value; autograd through two clamps costs more
+    value = slope - bounded
+    slope *= bounded.eq_(free)
+    if cap is not None:
+        slope *= torch.le(value, cap, out=bounded)
+        value.clamp_(max=cap)
+    return with_slope(d, value, slope)

@@ -4,10 +4,9 @@ The data are opened, one answer is scored, the tokenizer and the configuration o
 loaded, the network is not used, and the trainer is not imported.
 """
 
-from collections.abc import Iterable
+import re
 from functools import partial
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]  # the only parser of patterns
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,46 +112,26 @@ def never_right(settings: TaskSettings, task: Task) -> list[str]:
     ]
 
 
-# -- a right completion ---------------------------------------------------------------------------------
+#: A pattern that matches one text: letters, and characters that are escaped where they would mean something else.
+_PLAIN = re.compile(r"(?:\\\W|[^\\()\[\]{}?*+|.^$])*")
 
 
 def _right_completion(settings: TextSettings | ReasoningGymSettings, example: Example) -> str | None:
-    """The right answer as a completion may have it; None if the data set gives none."""
+    """The right answer as a completion may have it.
+
+    None if the data set gives none, or the pattern is more than a text with white space around one group.
+    """
     answer = example.answer if isinstance(settings, TextSettings) else example.answer.get("answer")
     if not isinstance(answer, str):
         return None
     if isinstance(settings, TextSettings) and settings.scorer == "math_verify":
         answer = as_mathematics(answer)
-    return answer if settings.answer_pattern is None else _text_of(_parser.parse(settings.answer_pattern), answer)
-
-
-#: A character for each class that a pattern may name.
-_CHARACTERS = {"DIGIT": "1", "WORD": "x", "NOT_SPACE": "x"}
-
-
-def _text_of(parsed: Iterable[Any], answer: str) -> str:
-    """A text that a parsed pattern matches: the first alternatives, the fewest repetitions, the answer as group 1."""
-    text = ""
-    for kind, value in parsed:
-        match str(kind):
-            case "SUBPATTERN":
-                text += answer if value[0] == 1 else _text_of(value[-1], answer)
-            case "BRANCH":
-                text += _text_of(value[1][0], answer)
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                repeated = _text_of(value[2], answer)
-                text += repeated if answer in repeated else repeated * value[0]
-            case "LITERAL":
-                text += chr(value)
-            case "RANGE":
-                text += chr(value[0])
-            case "IN":
-                text += _text_of(value[:1], answer)
-            case "CATEGORY":
-                text += _CHARACTERS.get(str(value).removeprefix("CATEGORY_"), " ")
-            case "ANY" | "NOT_LITERAL" | "NEGATE":
-                text += " "
-    return text
+    pattern = settings.answer_pattern or "()"
+    head, _, rest = pattern.removeprefix("^").removesuffix("$").partition("(")
+    around = [re.sub(r"\\s[*+]?", " ", text) for text in (head, rest.rpartition(")")[2])]
+    if pattern.count("(") > 1 or not all(map(_PLAIN.fullmatch, around)):
+        return None
+    return answer.join(re.sub(r"\\(\W)", r"\1", text) for text in around)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ ABOUT = "run.json"
 #: One JSON object per line: metrics of each rollout, and sampled responses.
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 
+#: A folder with any of these files is the folder of a run.
+OF_A_RUN = (METRICS, CONFIG, ABOUT)
+
 #: Folders of checkpoints and of recorded optimizer steps.
 CHECKPOINTS, DUMP = "checkpoints", "dump"
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.adapters.host_correction import CORRECTION
 from rlstab.console import capital
 from rlstab.core.batch import SIGNALS
 from rlstab.core.batch_checks import impossible
@@ -48,7 +49,8 @@ def signals_of(
         if columns.get(column) is None:
             message = f"the objective reads '{name}', and {HOSTS[host].name}'s batch has no '{column}'"
             raise MissingSignal(f"{message}. {capital(HOSTS[host].cure(name))}.")
-        signals[name] = columns[column]
+        values = columns[column]
+        signals[name] = values.expand(old.shape) if name == CORRECTION else values  # one weight for a response
     if "rollout_logprobs" in signals:
         sampled = signals["rollout_logprobs"]
         unscored = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)

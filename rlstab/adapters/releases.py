@@ -34,8 +34,10 @@ def check_release(host: str, installed: str = "") -> None:
         raise HostError(f"{name} is installed, and the adapter knows {named}. {how_to_install(host)}")
     changed: list[str] = []
     for owner, methods in host_facts["methods"].items():
-        expected = {method: signature for method, signature in methods.items() if not _replaced(host, owner, method)}
-        scope = pkgutil.resolve_name(owner)
+        scope, expected = pkgutil.resolve_name(owner), dict(methods)
+        for method, package in host_facts.get("replaced", {}).items():  # as the adapter was tested
+            if getattr(getattr(scope, method, None), "__module__", "").startswith(package):
+                expected.pop(method, None)
         changed += check_methods(scope, expected, release=name, homes=homes, cure=how_to_install(host))
     if changed:
         warnings.warn(
@@ -50,13 +52,6 @@ def check_release(host: str, installed: str = "") -> None:
     ]
     if other:
         warnings.warn(f"the adapter was not tested with {', '.join(other)}, but with {tested(host)}.", stacklevel=4)
-
-
-def _replaced(host: str, owner: str, method: str) -> bool:
-    """Whether a method is the replacement by another package that the adapter was tested with."""
-    package = facts(host).get("replaced", {}).get(method)
-    replacement = getattr(pkgutil.resolve_name(owner), method, None)
-    return package is not None and getattr(replacement, "__module__", "").startswith(package)
 
 
 def _matches(installed: str, known: str) -> bool:

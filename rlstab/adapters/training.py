@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rlstab.adapters.evidence import UNSCORED
 from rlstab.adapters.host_correction import HostCorrection
-from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.metrics import HostMetrics, from_ranks
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -103,17 +103,15 @@ class HostTraining:
         """
         from rlstab.adapters.objective_state import restore_state  # needs safetensors, which not every host brings
 
-        sent: list[Any] = [None, None]
+        state: Any = None
         if not dist.is_initialized() or dist.get_rank() == 0:
             try:
-                sent[0] = restore_state(folder, self._rlstab_chosen)
+                state = restore_state(folder, self._rlstab_chosen)
             except RlstabError as error:
-                sent[1] = error
-        if dist.is_initialized():
-            dist.broadcast_object_list(sent, src=0)
-        state, damage = sent
-        if damage is not None:
-            raise damage
+                state = error
+        state = from_ranks(state)[0]
+        if isinstance(state, RlstabError):
+            raise state
         self.objective_state = {**self.objective.init_state(), **state}
 
 

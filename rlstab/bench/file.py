@@ -191,7 +191,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     Raises:
         ConfigError: every mistake of the file and of its runs, with file and line.
     """
-    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
+    document = Document.read(source) if isinstance(source, str | Path) else Document(source)
     require_kind(document, "bench")
     document = located(document)
     file = validate(document, BenchFile, dict(document.data))

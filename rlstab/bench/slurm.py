@@ -15,7 +15,7 @@ from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import read_record, record_failure, update_record
 from rlstab.bench.worker import GRACE
-from rlstab.errors import ConfigError, did_you_mean
+from rlstab.errors import ConfigError
 
 #: Folder in a bench for the files of submitit, including the output of jobs.
 FOLDER = "slurm"
@@ -56,11 +56,7 @@ def executor_of(bench: Bench, at_once: int) -> submitit.Executor:
     Raises:
         ConfigError: a setting is not one of submitit's, or the time that a job may take is missing.
     """
-    options = dict(bench.file.slurm)
-    shared, slurm_only = submitit.AutoExecutor._typed_parameters(), submitit.SlurmExecutor._valid_parameters()
-    for name in options.keys() - shared.keys() - slurm_only - {"cluster"}:
-        hint = did_you_mean(name, {*shared, *slurm_only, "cluster"})
-        raise ConfigError(f"{bench.source}: slurm.{name}: submitit has no such setting. {hint}")
+    options, shared = dict(bench.file.slurm), submitit.AutoExecutor._typed_parameters()
     if not {"time", "timeout_min"} & options.keys():
         text = "slurm: say how many minutes a job may take, such as `time: 240`; after that it is queued again."
         raise ConfigError(f"{bench.source}: {text}")

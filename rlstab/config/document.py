@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
@@ -74,8 +74,8 @@ class Document:
     """
 
     data: Any
-    name: str
-    marks: Mapping[Keys, str]
+    name: str = ""
+    marks: Mapping[Keys, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path) -> Document:
@@ -106,7 +106,7 @@ class Document:
             loader = _Loader(text)
             node = loader.get_single_node()
             if node is None:
-                return cls(None, name, {})
+                return cls(None, name)
             marks = {keys: f"{name}:{line}" for keys, line in _lines(loader, node, name)}
             return cls(loader.construct_document(node), name, marks)
         except yaml.YAMLError as error:
@@ -116,11 +116,6 @@ class Document:
             raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels. Write fewer.") from error
 
     @classmethod
-    def of(cls, data: Any) -> Document:
-        """Data that came from Python."""
-        return cls(data, "", {})
-
-    @classmethod
     def joined(cls, parts: Sequence[Document]) -> Document:
         """A list of the parts; a part that is a list contributes its items."""
         items: list[Document] = []
@@ -128,7 +123,7 @@ class Document:
             is_list = isinstance(document.data, list | tuple)
             items += [document.part((index,)) for index in range(len(document.data))] if is_list else [document]
         marks = {(index, *path): mark for index, item in enumerate(items) for path, mark in item.marks.items()}
-        return cls([item.data for item in items], "", marks)
+        return cls([item.data for item in items], marks=marks)
 
     def part(self, path: Keys) -> Document:
         """The value at a position as a separate document."""

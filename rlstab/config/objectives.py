@@ -39,7 +39,7 @@ from rlstab.config.validation import require_kind, together, unknown_name, valid
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
-from rlstab.core.method_settings import settings_of
+from rlstab.core.method_settings import Range, settings_of
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.errors import ConfigError, Conflict, did_you_mean
@@ -91,8 +91,7 @@ def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
     """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
     fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
     for setting in settings_of(cls):
-        bounds = {} if setting.range is None else vars(setting.range)
-        limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+        limits: dict[str, Any] = vars(setting.range or Range())
         default = ... if setting.default is MISSING else setting.default
         fields[setting.name] = setting.hint, Field(default, **limits)
     return create_model(cls.__name__, __base__=Settings, __doc__=docstring(cls).partition("\n")[0], **fields)
@@ -153,7 +152,7 @@ def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Co
     """See :func:`rlstab.load_objective`."""
     if isinstance(source, str) and re.fullmatch(r"\w+", source) and not exists(source):
         source = {"preset" if source in PRESETS else "name": source}
-    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
+    document = Document.read(source) if isinstance(source, str | Path) else Document(source)
     require_kind(document, "objective")
     if kind_of_file(document.data) == "objective":
         document = Document({}, document.name, {}).replaced("objective", document)
@@ -314,13 +313,8 @@ def _brought(recipes: Sequence[Preset], named: Sequence[Stage]) -> list[Stage]:
     """The stages of the presets, except those that the run names itself and kinds that occur once and that it has."""
     kinds = (PromptSelector, AdvantageEstimator)
     taken = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
-    estimators = sorted({recipe.estimator for recipe in recipes})
-    if len(estimators) > 1 and AdvantageEstimator not in taken:
-        text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
-        raise Conflict(text)
     brought: dict[str, Stage] = {}
-    defaults = [STAGES.get(name)() for name in estimators]
-    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
+    for stage in (stage for recipe in recipes for stage in (*recipe.stages, STAGES.get(recipe.estimator)())):
         if isinstance(stage, taken) or any(stage.name == other.name for other in named):
             continue
         if brought.setdefault(stage.name, stage) != stage:

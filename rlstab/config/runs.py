@@ -66,7 +66,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
         ConfigError: with file and line.
         Conflict: the methods of the objective do not fit together.
     """
-    document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
+    document = Document.read(source) if isinstance(source, str | Path) else Document(source)
     require_kind(document, "run")
     for path, value in (overrides or {}).items():
         document = document.replaced(path, Document(value, "", {(): f"--set {path}"}))

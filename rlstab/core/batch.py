@@ -54,11 +54,8 @@ def described(values: object) -> str:
     return f"{values.dtype} of shape {tuple(values.shape)} on {values.device}{grad}"
 
 
-#: What to write for ids that cannot be used.
-_NUMBER = {
-    "sequence_ids": "Number the responses, for example torch.arange(len(responses)).",
-    "group_ids": "Number the prompts, for example torch.tensor([0, 0, 1, 1]).",
-}
+#: The fields with one number for each sequence.
+_IDS = ("sequence_ids", "group_ids")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,10 +125,10 @@ class TokenBatch(SequenceArithmetic):
     _here: TokenBatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        names, tokens, device = ("sequence", "position", "sequence_ids", "group_ids"), len(self), self.sequence.device
-        numbers = {name: getattr(self, name) for name in names}
+        tokens, device = len(self), self.sequence.device
+        numbers = {name: getattr(self, name) for name in ("sequence", "position", *_IDS)}
         for name, values in [*self.per_token(), *numbers.items()]:
-            size = self.num_sequences if name in names[2:] else tokens
+            size = self.num_sequences if name in _IDS else tokens
             kind = torch.int64 if name in numbers else values.dtype
             if (values.shape, values.device, values.dtype) != ((size,), device, kind) or values.requires_grad:
                 raise ShapeError(
@@ -193,12 +190,11 @@ class TokenBatch(SequenceArithmetic):
         always = {"response_mask": response_mask, "advantages": advantages, "old_logprobs": old_logprobs}
         for name, values in {**always, **named, **(extra or {})}.items():
             if not isinstance(values, Tensor):
-                fix = _NUMBER.get(name, f"Write torch.tensor({name}).")
-                raise OutOfRange(f"TokenBatch.from_padded: '{name}' is {kind_of(values)}, expected a tensor. {fix}")
+                text = f"'{name}' is {kind_of(values)}, expected a tensor. Write torch.tensor({name})."
+                raise OutOfRange(f"TokenBatch.from_padded: {text}")
         if response_mask.ndim != 2:
-            raise ShapeError(
-                f"TokenBatch.from_padded: 'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
-            )
+            text = f"'response_mask' has shape {tuple(response_mask.shape)}, expected (B, T)."
+            raise ShapeError(f"TokenBatch.from_padded: {text}")
         rows, width = response_mask.shape
         mask = response_mask.detach().bool()
         if response_mask.dtype != torch.bool:
@@ -229,8 +225,8 @@ class TokenBatch(SequenceArithmetic):
                 return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. "
-                    f"{_NUMBER[name]}"
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected ({rows},) integers. Number "
+                    f"responses or prompts, for example torch.tensor([0, 0, 1, 1])."
                 )
             return sent(values.detach().to(torch.int64), device)
 
@@ -276,12 +272,11 @@ class TokenBatch(SequenceArithmetic):
         """
         values = getattr(self, name, None) if name in SIGNALS or name in BASICS else self.extra.get(name)
         if values is None:
-            names = [signal for signal in SIGNALS if getattr(self, signal) is not None] + sorted(self.extra)
-            description = f" ({SIGNALS[name]})" if name in SIGNALS else ""
-            keyword = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
+            hint = f"It is the {SIGNALS[name]}. Pass {name}=" if name in SIGNALS else ""
+            hint = hint or f"{did_you_mean(name, [*BASICS, *SIGNALS, *self.extra])} Pass extra={{'{name}': values}}"
             raise MissingSignal(
-                f"signal '{name}'{description} was read, and the batch has: {', '.join(names) or 'the basic ones'}. "
-                f"Pass {keyword} to TokenBatch.from_padded, or let a trainer provide what the method's `needs` names."
+                f"signal '{name}' was read, and the batch does not have it. {hint} to TokenBatch.from_padded, or let a "
+                f"trainer provide what the method's `needs` names."
             )
         return values
 
@@ -307,7 +302,7 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
-        return self._each(lambda name, values: values if name in _NUMBER else values[where], None)  # ids are of rows
+        return self._each(lambda name, values: values if name in _IDS else values[where], None)
 
     def to(self, device: torch.device) -> TokenBatch:
         """The batch on a device, without waiting for it: checks of its values read this one."""

@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Rounds, side_by_side
-from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled
-from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Terms, merge_terms
-from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean
+from rlstab.core.terms import SLOTS, Constants, Gate, Terms, merge_terms
+from rlstab.errors import Conflict, OutOfRange
+
+Item = TypeVar("Item")
 
 
 def _union_inside(declared: str) -> Any:
@@ -62,13 +63,7 @@ class Composition(Combinator, combinator=True):
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
         """Members by key: their label, with a number if several have the same."""
-        count = Counter(method._label for method in self.members)
-        keyed: dict[str, TokenObjective] = {}
-        for method in self.members:
-            numbered = (f"{method._label}_{number}" for number in itertools.count(1))
-            free = (key for key in numbered if key not in count and key not in keyed)
-            keyed[next(free) if count[method._label] > 1 else method._label] = method
-        return keyed
+        return numbered([(method._label, method) for method in self.members])
 
     def init_state(self) -> State:
         return {key: method.init_state() for key, method in self.keyed.items()}
@@ -172,7 +167,7 @@ class Within(Combinator, combinator=True):
         return f"within({self.outer!r}, {self.inner!r})"
 
 
-def compose(*methods: TokenObjective, **settings: object) -> Composition:
+def compose(*methods: TokenObjective) -> Composition:
     """Merge methods into one objective.
 
     Closed (a composition composes again), associative and independent of order. Without a method it is the plain
@@ -181,14 +176,8 @@ def compose(*methods: TokenObjective, **settings: object) -> Composition:
     Raises:
         MethodError: something given is not a method; the message says what to write instead.
         Conflict: two methods own one slot, disagree about a signal, or exclude each other.
-        UnknownName: a keyword was given; settings belong to methods.
     """
-    composition = Composition(methods)
-    for name in settings:
-        names = [field.name for method in composition.members for field in settings_of(type(method))]
-        hint = did_you_mean(name, [*names, *WRITABLE])
-        raise UnknownName(f"compose takes methods and no '{name}': settings and terms belong to a method. {hint}")
-    return composition
+    return Composition(methods)
 
 
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
@@ -281,6 +270,17 @@ def observe(method: TokenObjective) -> Observe | Composition:
     if isinstance(method, Composition):
         return compose(*(member if isinstance(member, Observe) else Observe(member) for member in method.members))
     return method if isinstance(method, Observe) else Observe(method)
+
+
+def numbered(named: Sequence[tuple[str, Item]]) -> dict[str, Item]:
+    """Items by their names, each with a number where several have one name."""
+    count = Counter(name for name, _ in named)
+    items: dict[str, Item] = {}
+    for name, item in named:
+        numbers = (f"{name}_{number}" for number in itertools.count(1))
+        free = (key for key in numbers if key not in count and key not in items)
+        items[next(free) if count[name] > 1 else name] = item
+    return items
 
 
 def walk(objective: TokenObjective, *, observed: bool = False) -> Iterator[Leaf]:

@@ -26,7 +26,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.surrogate import bounded_exp, clipped_surrogate, token_log_ratio
 from rlstab.core.terms import Aggregate, Constants, Terms, Totals
-from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
+from rlstab.errors import MissingSignal, ShapeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +137,9 @@ def loss_of_part(
 
     Raises:
         ShapeError: batch and policy differ in their number of tokens or their device.
-        OutOfRange: the policy is not a PolicyOutputs.
         MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
     batch, terms = part.batch, part.terms
-    if not isinstance(policy, PolicyOutputs):
-        raise OutOfRange(f"the policy is {kind_of(policy)}. Pass PolicyOutputs.from_padded(batch, logprobs=...).")
     old, live = batch.old_logprobs, policy.logprobs
     if live.shape != old.shape or live.device != old.device:
         raise ShapeError(

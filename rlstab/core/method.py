@@ -3,13 +3,12 @@
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import FrozenInstanceError, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
-from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
 from rlstab.core.method_checks import (
@@ -45,10 +44,6 @@ class Method(Spelled, ABC, Generic[Batch]):
 
     name: ClassVar[str]
     about: ClassVar[About] = About()
-    #: Names in `needs` that rlstab knows; others are user-defined signals.
-    known_needs: ClassVar[Set[str]] = frozenset({*SIGNALS, *BASICS})
-    #: What every batch has; it is no signal.
-    always: ClassVar[Set[str]] = {field.name for field in fields(TokenBatch)} - {*SIGNALS, *BASICS}
     #: The abstract method that every subclass has to define.
     _acts_by: ClassVar[str] = ""
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch, described
-from rlstab.core.metadata import SOURCES, About
+from rlstab.core.metadata import SOURCES
 from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
-from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of, misspelt
+from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
 
 #: How far one policy has moved from another, which a method may compare: the live policy from `old_logprobs` (the
 #: ratio); the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`; `old_logprobs` from
@@ -37,7 +37,7 @@ COMBINATORS = ("composition", "observe", "within")
 #: First parts of the metrics of the loss, which a method cannot have as a name either.
 RESERVED = ("ratio", "tokens")
 #: The name under which an observed method reports its trust region.
-_OBSERVED = {"clip", "surrogate"}
+_OBSERVED = frozenset({"clip", "surrogate"})
 
 
 def _require(value: object, kind: type, owner: str, fix: str) -> None:
@@ -50,7 +50,7 @@ def _require_known(owner: str, names: Set[str], allowed: Collection[str]) -> Non
         raise MethodError(f"{owner} '{name}', which does not exist. {did_you_mean(name, allowed)}")
 
 
-def check_class(cls: type) -> None:
+def check_class(cls: Any) -> None:
     """Refuse a class that cannot be a method.
 
     Raises:
@@ -66,27 +66,17 @@ def check_class(cls: type) -> None:
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(owner, attribute, value, cls)
-    excludes = getattr(cls, "excludes", {})
-    reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
-    if not reasons and not isinstance(excludes, property):
-        raise MethodError(f"{owner}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
-    about = getattr(cls, "about", None)
-    if not isinstance(about, About):
-        raise MethodError(
-            f"{owner}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...)."
-        )
-    _require_known(f"{owner}: about addresses", about.addresses, SOURCES)
+            check_declared(owner, attribute, value)
+    _require_known(f"{owner}: about addresses", cls.about.addresses, SOURCES)
 
 
-def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
+def check_declared(owner: str, attribute: str, value: object) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Args:
         owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        cls: the class of the method, which knows the signals.
 
     Raises:
         MethodError: with the nearest known name.
@@ -99,32 +89,20 @@ def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
         )
     if allowed:
         _require_known(f"{owner}: {attribute} names", value, allowed)
-    for name in sorted(value) if attribute == "needs" else ():
-        if name in cls.always:
-            raise MethodError(
-                f"{owner}: needs names '{name}', which is not a signal: every batch has it. Read batch.{name} instead."
-            )
-        if (suggestion := misspelt(name, cls.known_needs)) is not None:
-            raise MethodError(
-                f"{owner}: needs names '{name}'. Did you mean '{suggestion}'? Give your own signal a name less like it."
-            )
 
 
-def checked_stat(owner: str, method: str, stat: object) -> Stat:
+def checked_stat(owner: str, method: str, stat: Stat) -> Stat:
     """Return what ``measure`` or ``measure_again`` returned if it is summaries by name.
 
     Raises:
         MethodError: it is something else.
     """
-    if not isinstance(stat, Mapping) or not all(isinstance(name, str) for name in stat):
-        raise MethodError(
-            f"'{owner}': {method} returned {kind_of(stat)}, expected summaries, such as {{'entropy': Mean.of(values)}}."
-        )
+    _require(stat, Mapping, f"'{owner}': {method} returned", "Return summaries, such as {'entropy': Mean.of(values)}.")
     for name, summary in stat.items():
-        if not isinstance(summary, get_args(Summary)):
+        if not (isinstance(name, str) and isinstance(summary, get_args(Summary))):
             raise MethodError(
-                f"'{owner}': {method} returned {kind_of(summary)} under '{name}', which cannot be merged over parts. "
-                f"Wrap it: Mean.of, Pool.top, Pool.quantile or Grouped.of."
+                f"'{owner}': {method} returned {kind_of(summary)} under {name!r}, which cannot be merged over parts. "
+                f"Wrap it, under a text: Mean.of, Pool.top, Pool.quantile or Grouped.of."
             )
     return stat
 
@@ -248,30 +226,24 @@ def checked_terms(owner: str, terms: Terms, batch: TokenBatch, writes: Set[str])
 
 def _check_names(owner: str, terms: Terms) -> None:
     """Refuse names that could give two metrics the same name: each becomes a part of the name of a metric."""
-    for field, noun in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
-        for name in getattr(terms, field):
-            if not (isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))):
-                raise MethodError(
-                    f"'{owner}': a {noun} is named {name!r}, expected letters, digits and underscores. Rename it."
-                )
     taken = {"gate", "stopped"} if "" in terms.gates else set()
     taken |= {"value"} if "" in terms.penalties else set()
-    taken |= {name for name in terms.report if name.startswith("would_")}
-    for noun, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
-        if names:
-            raise MethodError(
-                f"'{owner}': {noun} '{min(names)}' has a name that rlstab reserves. Give it another name."
-            )
+    taken |= {name for name in terms.report if str(name).startswith("would_")}
+    reserved = {"gates": _OBSERVED, "penalties": frozenset[str](), "report": taken}
+    for field, noun in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
+        for name in getattr(terms, field):
+            valid = isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))
+            if not valid or name in reserved[field]:
+                raise MethodError(
+                    f"'{owner}': a {noun} is named {name!r}, which rlstab reserves, or which has more than letters, "
+                    f"digits and underscores. Rename it."
+                )
 
 
 def _per_token(owner: str, fn: Any) -> Any:
     """A function of a method, checked to return one value per token."""
     if fn is None:
         return None
-    if not callable(fn):
-        raise MethodError(
-            f"{owner} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,)."
-        )
 
     def held(first: Any, *rest: Any) -> Tensor:
         values = fn(first, *rest)

@@ -135,10 +135,6 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
                 f"{cls.__qualname__}: the setting '{name}' has the type {inspect.formatannotation(full)}, which YAML "
                 f"cannot hold. Use bool, int, float, str or Literal, each perhaps with | None."
             )
-    if bounds is not None and not {int, float} & set(kinds):
-        raise MethodError(
-            f"{cls.__qualname__}: the setting '{name}' has a Range but is not a number. Remove the Range."
-        )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, full)
 
 

@@ -19,7 +19,7 @@ from rlstab.core.method_settings import settings_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms
-from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
+from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
 
@@ -220,22 +220,13 @@ def check_methods(caller: str, items: Sequence[object]) -> None:
         MethodError: with what to write instead.
     """
     for item in items:
-        if isinstance(item, TokenObjective):
-            for attribute in SETS:
-                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item)
-            continue
-        description = kind_of(item)
-        if isinstance(item, type) and issubclass(item, TokenObjective):
-            description, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
-        elif isinstance(item, str):
-            description, fix = f"the name '{item}'", f"Write load_objective('{item}'), or make the method"
-        elif isinstance(item, Iterable) and not isinstance(item, Mapping):
-            fix = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
-        elif isinstance(getattr(item, "objective", None), TokenObjective):
-            fix = "Pass its objective: preset('...').objective"
-        else:
-            fix = "Derive its class from TokenObjective"
-        raise MethodError(f"{caller} was given {description}, expected a method. {fix}.")
+        if not isinstance(item, TokenObjective):
+            raise MethodError(
+                f"{caller} was given {item!r:.60}, expected a method, such as S2TMask(). Spread a list; of the name "
+                f"of a method or a preset, load_objective makes one."
+            )
+        for attribute in SETS:
+            check_declared(type(item).__qualname__, attribute, getattr(item, attribute))
 
 
 def check_fit(keyed: Mapping[str, TokenObjective]) -> None:

@@ -33,7 +33,7 @@ from rlstab.core.objective import (
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms, Totals
-from rlstab.errors import MethodError, OutOfRange, kind_of
+from rlstab.errors import MethodError, OutOfRange
 
 Scope = Literal["step", "microbatch"]
 
@@ -79,16 +79,11 @@ class Plan:
         """
         if isinstance(which, Part):
             return which
-        if isinstance(which, int) and not isinstance(which, bool):
-            if 0 <= which < len(self.parts):
-                return self.parts[which]
-            raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
-        for part in self.parts:
-            if part.batch is which:
+        for index, part in enumerate(self.parts):
+            if part.batch is which or index == which:
                 return part
-        description = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
         raise OutOfRange(
-            f"{description} is not one of the parts that the plan was made from. Pass the same object, or its number."
+            f"part {which}: none of the {len(self.parts)} parts of the plan. Pass one of their batches, or its index."
         )
 
     def piece(self, batch: TokenBatch) -> Part:
@@ -238,15 +233,10 @@ def _lengths(batch: TokenBatch) -> dict[int, int]:
 
 
 def _checked_batches(objective: TokenObjective, parts: Sequence[TokenBatch]) -> list[TokenBatch]:
-    """The parts as a list; refuses what is no batch, or lacks a signal, and methods that do not fit."""
-    if isinstance(parts, TokenBatch):
-        raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
-    batches = list(parts)
-    for batch in batches:
-        if not isinstance(batch, TokenBatch):
-            raise OutOfRange(f"make_plan: a part is {kind_of(batch)}, expected a TokenBatch. Build it by from_padded.")
+    """The parts as a list; refuses what lacks a signal, and methods that do not fit."""
     check_methods("make_plan", (objective,))
     check_complete(objective)
+    batches = list(parts)
     for batch in batches:
         for name in sorted(objective.needs):
             batch.signal(name)

@@ -71,7 +71,8 @@ class PolicyOutputs(Spelled):
         values: Tensor | None = getattr(self, name, None)
         if values is None:
             raise MissingSignal(
-                f"a penalty differentiates '{name}', but PolicyOutputs was built without it. Pass {name}= with grad."
+                f"a method reads the live '{name}', but PolicyOutputs was built without it. Pass {name}= with grad, as "
+                f"rlstab.signals.token_signals makes it."
             )
         return values
 
@@ -93,12 +94,7 @@ class PolicyOutputs(Spelled):
         Raises:
             MissingSignal: the policy outputs were built without ``log_support_mass``.
         """
-        if self.log_support_mass is None:
-            raise MissingSignal(
-                "'support_replay' divides by the policy's mass on the tokens that the sampler kept, but PolicyOutputs "
-                "was built without log_support_mass. Pass that of rlstab.signals.token_signals(..., support=...)."
-            )
-        return replace(self, logprobs=self.logprobs - self.log_support_mass)
+        return replace(self, logprobs=self.logprobs - self.signal("log_support_mass"))
 
     def select(self, where: Tensor) -> PolicyOutputs:
         """The tokens where the ``(n,)`` bool is True."""

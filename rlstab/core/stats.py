@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from rlstab.core.devices import sent
 from rlstab.core.mean_within import beyond_budget
 from rlstab.core.method_settings import check_choices
 from rlstab.core.order_statistics import OrderStatistics, selection
-from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
+from rlstab.errors import MethodError, OutOfRange
 
 
 def total(values: Tensor) -> Tensor:
@@ -325,15 +325,11 @@ NOTHING: Stat = {}
 class Settled(dict[str, "Mean | Threshold | Grouped | Settled"]):
     """Statistics of the whole optimizer step by name; those of a combinator hold one of these per member."""
 
-    def __missing__(self, name: str) -> NoReturn:
-        hint = did_you_mean(name, self) if self else "Return it from `measure`."
-        raise MissingSignal(f"the statistic '{name}' was read, and nothing of this name was measured. {hint}")
-
     def mean(self, name: str) -> Mean:
         """The :class:`Mean` of this name.
 
         Raises:
-            MissingSignal: nothing of this name was measured.
+            KeyError: nothing of this name was measured.
             MethodError: it is not a mean.
         """
         return self._of(name, Mean)

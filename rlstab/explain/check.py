@@ -64,16 +64,16 @@ def check_host(objective: Composition, name: str) -> None:
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 
 
-def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
-    """The objective of a file, and its run if it has one.
+def read(source: str | Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
+    """The objective of a file, or of the mapping that it would hold, and its run if it has one or settings are given.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    data = Document.read(path).data
-    is_run = isinstance(data, Mapping) and data.keys() != {"objective"} and not data.keys() & {"name", "preset"}
-    run = load_run(path, overrides) if is_run or overrides else None
-    return (run.composition if run else load_objective(path)), run
+    data = Document.read(source).data if isinstance(source, str) else source
+    is_run = isinstance(data, Mapping) and {*data} != {"objective"} and not data.keys() & {"name", "preset"}
+    run = load_run(source, overrides) if is_run or overrides else None
+    return (run.composition if run else load_objective(source)), run
 
 
 def host_table(objective: Composition, host: Host) -> RenderableType:

@@ -6,18 +6,16 @@ the same Markdown. The pages of single methods in the docs are made by ``docs/ho
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from rich.markdown import Markdown
 
-from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
-from rlstab.config.objectives import build_objective
-from rlstab.config.user_code import is_user_code, located
+from rlstab.config import RunConfig, objective_hash, run_hash
+from rlstab.config.user_code import is_user_code
 from rlstab.console import Terminal
 from rlstab.core.batch import BASICS
-from rlstab.core.compose import Composition, walk
+from rlstab.core.compose import Composition, numbered, walk
 from rlstab.core.objective import Leaf, TokenObjective, active_methods
 from rlstab.explain import stages
 from rlstab.explain.check import read
@@ -72,7 +70,7 @@ def explain(source: str, overrides: Mapping[str, Any]) -> str:
     ambiguous = [name for name in names if name in PRESETS and name in METHODS.names()]
     items = [{"preset" if name in PRESETS and name not in ambiguous else "name": name} for name in names]
     notes = (f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in ambiguous)
-    return page(source, *_with(items, overrides), note="".join(notes))
+    return page(source, *read({"objective": items}, overrides), note="".join(notes))
 
 
 def explain_preset(name: str, overrides: Mapping[str, Any]) -> str:
@@ -83,7 +81,7 @@ def explain_preset(name: str, overrides: Mapping[str, Any]) -> str:
         ConfigError: a run has no such setting.
     """
     recipe = preset(name)
-    return page(f"preset {name}", *_with([{"preset": name}], overrides), about=recipe)
+    return page(f"preset {name}", *read({"objective": {"preset": name}}, overrides), about=recipe)
 
 
 def show(text: str, *, markdown: bool = False) -> None:
@@ -137,12 +135,7 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
     leaves = list(walk(objective))
     if "aggregate" not in objective.writes:
         leaves.append(Leaf(TokenMean()))
-    totals, counts = Counter(leaf.name for leaf in leaves), Counter[str]()
-    named = {}
-    for leaf in leaves:
-        counts[leaf.name] += 1
-        named[f"{leaf.name}_{counts[leaf.name]}" if totals[leaf.name] > 1 else leaf.name] = leaf
-    return named
+    return numbered([(leaf.name, leaf) for leaf in leaves])
 
 
 def _otherwise(field: str, objective: Composition) -> str:
@@ -177,11 +170,3 @@ def _where(objective: Composition) -> list[str]:
         *([f"- Also {', '.join(able)}; `rlstab check FILE --host NAME` says what to set there."] if able else []),
         *(f"- Not {where}: it lacks {', '.join(missing)}." for where, missing in lacks.items() if missing),
     ]
-
-
-def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
-    """An objective, and if settings of a run are given, the run with these settings and defaults."""
-    if not overrides:
-        return build_objective(located(Document.of({"objective": items}))), None
-    run = load_run({"objective": items}, overrides)
-    return run.composition, run

@@ -1,27 +1,23 @@
 """Notes for the user: what does nothing, what is unsafe, and what methods expect or exclude."""
 
 import re
-from collections import Counter
 
 from rlstab.config import RunConfig
 from rlstab.config.runs import why_idle
 from rlstab.config.settings import OTHER_MODELS, TASK
 from rlstab.core.compose import Composition, walk
 from rlstab.core.method_settings import settings_of
-from rlstab.core.objective import TokenObjective, active_methods, unmet
+from rlstab.core.objective import TRUST_REGION, TokenObjective, active_methods, unmet
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
-#: A method that writes nothing else cannot act if the ratio is 1.
-_REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
-
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab check``: methods that cannot act, and missing parts that they were published with."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *crossed(run), *stages.lacking(run)] if run else []
-    return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
+    return of_run + _not_as_published(objective, run.pipeline if run else None)
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -29,7 +25,6 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     warnings = unsafe(objective, run) + stages.lacking(run) if run else []
     lines = [f"**Warning:** {text}" for text in warnings]
     lines += [*idle_in_run(objective, run), *crossed(run)] if run else _with_several_steps(objective)
-    lines += repeated(objective)
     for leaf in walk(objective):
         reached = [limit for limit in leaf.method.about.no_op_at if limit.settings and limit.reached(leaf.method)]
         lines += [f"{leaf.method!r} does nothing: {limit.why}" for limit in reached[:1]]
@@ -52,19 +47,6 @@ def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list
     return unmet(objective) + (stages_unmet(pipeline, methods) if pipeline else [])
 
 
-def repeated(objective: Composition) -> list[str]:
-    """A note on each method that is listed several times in one composition."""
-    lines = []
-    for name, count in Counter(method.name for method in objective.members).items():
-        if count > 1 and name != "within":
-            first, *copies = [method for method in objective.members if method.name == name]
-            kind = "the same" if all(method == first for method in copies) else "different"
-            lines.append(
-                f"{name} is listed {count} times with {kind} settings, and each acts. Remove one if that is not meant."
-            )
-    return lines
-
-
 def _with_several_steps(objective: Composition) -> list[str]:
     """For an objective without a run: methods that only compare the live policy with the old one."""
     names = [_compares(f"`{key}`", method) for key, method in objective.keyed.items() if "live" in method.reads_drift]
@@ -74,7 +56,7 @@ def _with_several_steps(objective: Composition) -> list[str]:
 
 def _compares(name: str, method: TokenObjective) -> str:
     """The name of a method that compares the live policy with the old one, or of its trust region if it does more."""
-    return f"the trust region of {name}" if method.writes - _REGION and method.writes & _REGION else name
+    return f"the trust region of {name}" if method.writes - TRUST_REGION and method.writes & TRUST_REGION else name
 
 
 def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
@@ -138,7 +120,7 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     optimisation, lines = run.optimisation, []
     steps = optimisation.optimizer_steps_per_rollout
     bound = any(
-        method.writes & _REGION - {"ratio"} or "trust region" in method.about.addresses
+        method.writes & TRUST_REGION - {"ratio"} or "trust region" in method.about.addresses
         for method in active_methods(objective)
     )
     if steps > 1 and not bound:

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -18,7 +17,6 @@ from rlstab.core.metadata import card, summary
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import UnknownName, did_you_mean
 from rlstab.explain.catalogue import blocks
-from rlstab.files import write_text
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
@@ -48,22 +46,6 @@ def recipe_list() -> RenderableType:
     """The recipes, and how to write one as a file."""
     heading = f"examples of runs, and presets in the run of the example {AROUND}"
     return Group(*blocks([(heading, [*recipes().items()])]), "rlstab init NAME writes NAME.yaml.")
-
-
-def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
-    """Write the run file of a recipe, and return where.
-
-    Args:
-        recipe: key of :func:`recipes`.
-        out: file to write; ``<recipe>.yaml`` if None.
-
-    Raises:
-        UnknownName: no recipe has this name.
-        ConfigError: the file exists, or cannot be written.
-    """
-    path = Path(f"{recipe}.yaml" if out is None else out)
-    write_text(path, run_file(recipe, str(path)))
-    return path
 
 
 def run_file(recipe: str, name: str = "FILE") -> str:
@@ -102,8 +84,7 @@ def _around(preset: str) -> dict[str, Any]:
 
 def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Line]:
     """All sections, each setting as in the recipe: null where the recipe leaves it to the other settings."""
-    properties = RunConfig.model_json_schema()["properties"]
-    for key, field in RunConfig.model_fields.items():
+    for key in RunConfig.model_fields:
         if key == "stages":
             yield "stages:", "what acts outside the loss"
             yield from _methods(dump_stages(run.pipeline), "  ", sources)
@@ -112,23 +93,23 @@ def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) ->
             yield from _methods(dump_objective(run.composition), "  ", sources)
         elif isinstance(section := getattr(run, key), BaseModel):
             yield f"{key}:", summary(type(section))
-            yield from _section(type(section), data.get(key, {}))
+            yield from _settings(type(section), data.get(key, {}), type(section).model_fields, "  ")
         else:
-            value = data.get(key, field.default)
-            yield f"{key}: {flow(value)}", _said(field.description or "", properties[key])
+            yield from _settings(RunConfig, data, [key])
         yield "", ""
 
 
-def _section(cls: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Line]:
+def _settings(cls: type[BaseModel], values: Mapping[str, Any], keys: Iterable[str], indent: str = "") -> Iterator[Line]:
     properties = cls.model_json_schema()["properties"]
     tasks = get_args(get_args(TaskSettings)[0])
-    for key, field in cls.model_fields.items():
+    for key in keys:
+        field = cls.model_fields[key]
         value = values.get(key, field.get_default(call_default_factory=True))
         comment = _said(field.description or "", properties[key])
         if cls in tasks and key == "name":
             other_tasks = [task.model_fields["name"].default for task in tasks if task is not cls]
             comment = f"or {', '.join(map(str, other_tasks))}, with settings of their own"
-        yield f"  {key}: {flow(value)}", comment
+        yield f"{indent}{key}: {flow(value)}", comment
 
 
 def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[str, str]) -> Iterator[Line]:

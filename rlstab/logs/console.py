@@ -8,12 +8,12 @@ text since 5.0; swift/trainers/patcher.py of ms-swift at 3602360; openrlhf/train
 import re
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rlstab.console import counted
-from rlstab.logs.log import known, translated
+from rlstab.logs.log import known, step_of, translated
 from rlstab.logs.trackers import Steps
 from rlstab.safe_read import as_number
 
@@ -57,19 +57,18 @@ class _Record:
     values: dict[str, str]
 
 
-def printed(text: str, step_of: Callable[[Mapping[str, str]], int | None], remarks: list[str]) -> tuple[str, Steps]:
+def printed(text: str, remarks: list[str]) -> tuple[str, Steps]:
     """What a console shows.
 
     Args:
         text: everything that was printed.
-        step_of: the step in the values of a record, if they have one.
         remarks: receives a note if the steps had to be counted.
 
     Returns:
         the trainer; steps and their values, in order.
     """
     text = _ESCAPE.sub("", text)
-    records = sorted(_records(text, step_of), key=lambda record: record.position) or list(_pairs(text))
+    records = sorted(_records(text), key=lambda record: record.position) or list(_pairs(text))
     unnumbered = [record for record in records if record.step is None]
     if any(known(record.values) for record in unnumbered):
         _number(unnumbered, text, remarks)
@@ -79,7 +78,7 @@ def printed(text: str, step_of: Callable[[Mapping[str, str]], int | None], remar
     return writer, [(record.step, dict(record.values)) for record in records if record.step is not None]
 
 
-def _records(text: str, step_of: Callable[[Mapping[str, str]], int | None]) -> Iterator[_Record]:
+def _records(text: str) -> Iterator[_Record]:
     for match in _VERL.finditer(text):
         items = (item.strip().rpartition(":") for item in match[2].split(" - "))
         yield _Record(match.start(), int(match[1]), {name: _plain(value) for name, _, value in items})

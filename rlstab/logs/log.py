@@ -6,15 +6,16 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, WIDTH, Curve, Run, rounded
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Run, at_ends, rounded
 from rlstab.console import counted, ranges
-from rlstab.safe_read import as_number, gaps
+from rlstab.safe_read import as_number, as_step, gaps
 from rlstab.signs import TOTALS
 
 _TABLE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("metric_aliases.yaml").read_text(encoding="utf-8"))
@@ -26,6 +27,12 @@ COMPLEMENTS: list[str] = _TABLE["complements"]
 SUMS: Mapping[str, list[str]] = _TABLE["sums"]
 #: Names of the loss of an optimizer step.
 LOSSES: list[str] = _TABLE["losses"]
+
+#: Names of the number of a step, the likeliest first: wandb's own count is of calls to its log.
+STEPS = (
+    *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
+    *("trainer/global_step", "iteration", "step", "Step", "_step"),
+)
 
 #: Names of a run's cost, by unit: seconds and tokens (with those of prompts) of a step, and tokens since the start.
 SPENT: Mapping[str, tuple[str, ...]] = {
@@ -114,6 +121,13 @@ def translated(row: Mapping[str, float]) -> Line:
         scores={logged: value for name, (logged, value) in bare.items() if name in _SCORES or HELD_OUT.fullmatch(name)},
         spent={unit: values[0] for unit, values in spent.items() if values},
     )
+
+
+def step_of(row: Mapping[str, Any]) -> int | None:
+    """The number of a step: 61, 61.0, ``"61"``, or ``"61/500"`` as ms-swift writes it."""
+    values = (row.get(name) for name in STEPS)
+    steps = (as_step(value.partition("/")[0] if isinstance(value, str) else value) for value in values)
+    return next((step for step in steps if step is not None), None)
 
 
 def preference(score: str) -> tuple[int, str]:
@@ -266,7 +280,6 @@ class Rows(dict[int, dict[str, float]]):
 
     def _spent(self, shift: int, last: int) -> dict[str, Curve]:
         """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
-        ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
         curves: dict[str, Curve] = {}
         for unit in ("seconds", "tokens"):
             steps, totals = [0], [0.0]
@@ -279,7 +292,7 @@ class Rows(dict[int, dict[str, float]]):
                     totals.append(total)
             if steps[-1] >= ENOUGH * last > 0:
                 steps, totals = [*steps, last], [*totals, totals[-1] * max(1.0, last / steps[-1])]
-                curves[unit] = ends, np.array([rounded(float(value)) for value in np.interp(ends, steps, totals)])
+                curves[unit] = at_ends(steps, totals, last)
         return curves
 
 
@@ -290,3 +303,41 @@ def _curve(points: Mapping[int, float], shift: int) -> Curve:
         order = np.argsort(steps)
         steps, values = steps[order], values[order]
     return steps + shift, values
+
+
+def logged(
+    path: Path | str,
+    writer: str,
+    steps: Iterable[tuple[int, Mapping[str, Any]]],
+    remarks: Sequence[str] = (),
+    *,
+    unit: str = "step",
+    planned: int | None = None,
+) -> list[Run]:
+    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known."""
+    rows = Rows(unit=unit)
+    for step, values in steps:
+        rows.log(step, values)
+    return [rows.run(str(path), writer, remarks, planned=planned)] if rows.trained else []
+
+
+def left_out(numbers: Sequence[int], what: str) -> tuple[str, ...]:
+    """The remark about lines that are left out; empty without any."""
+    return (f"left out {counted(len(numbers), what)}: {ranges(numbers)}",) if numbers else ()
+
+
+def known_part(run: Run, path: str, remarks: Sequence[str] = ()) -> Run:
+    """The known metrics of a run of rlstab, with those that other trainers log and rlstab has in parts.
+
+    Args:
+        run: as it was read.
+        path: see :class:`rlstab.bins.Run`.
+        remarks: in addition to those of the run.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for name, (rollouts, values) in run.metrics.items():
+        for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
+            rows.setdefault(rollout, {})[name] = value
+    log = Rows(rows, unit=run.unit).run(path, run.writer, run.remarks)
+    fields = {name: getattr(run, name) for name in ("bin_width", "largest", "evaluations", "judged", "config")}
+    return replace(log, remarks=(*log.remarks, *remarks), **fields)

@@ -7,16 +7,16 @@ notebook too), and a CSV exported from wandb. Damaged lines are left out and cou
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlstab.bins import Run
-from rlstab.console import counted, ranges
+from rlstab.console import counted
 from rlstab.errors import ReportError, reason
 from rlstab.logs.console import printed
-from rlstab.logs.log import Rows, known
+from rlstab.logs.log import STEPS, known, left_out, logged, step_of
 from rlstab.safe_read import as_number, as_step, parse_json, read_object
 
 #: A file in every checkpoint of transformers, and in the output folder if the trainer was asked to save it.
@@ -26,13 +26,6 @@ NO_LINE = (
     "no line in it has a step and a known metric. Give a file whose lines are those of a trainer's console or of "
     "verl's file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
 )
-#: Names of the number of a step, the likeliest first: wandb's own count is of calls to its log.
-STEPS = (
-    *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
-    *("trainer/global_step", "iteration", "step", "Step", "_step"),
-)
-
-
 #: Characters of a file that are searched for a null character, which no text has.
 BINARY = 4096
 
@@ -56,9 +49,9 @@ def read_text(path: Path, text: str) -> list[Run]:
         # the records of transformers; metrics of an evaluation begin with eval_, and the last record sums up
         records = [(step, row) for row in history if isinstance(row, dict) and (step := step_of(row)) is not None]
         damaged = len(history) - len(records)
-        left_out = [f"log_history: left out {counted(damaged, 'record')} without a step"] if damaged else []
+        remarks = [f"log_history: left out {counted(damaged, 'record')} without a step"] if damaged else []
         planned = as_step(data.get("max_steps")) if isinstance(data, dict) else None
-        runs = logged(path, "TRL", records, left_out, planned=planned or None)
+        runs = logged(path, "TRL", records, remarks, planned=planned or None)
         if not runs:
             raise ReportError(f"{path}: no record of its log_history has a known metric, such as reward or grad_norm.")
         return runs
@@ -69,7 +62,7 @@ def read_text(path: Path, text: str) -> list[Run]:
     if not runs and data is None and is_text:
         # other lines are normal in what a trainer printed, not damaged
         remarks = ["it is not whole JSON, and is read as text"] if suffix == ".json" else []
-        writer, steps = printed(text, step_of, remarks)
+        writer, steps = printed(text, remarks)
         candidates = logged(path, writer, steps, remarks), _tables(path, text)
         runs = max(candidates, key=lambda runs: sum(len(steps) for run in runs for steps, _ in run.metrics.values()))
     if not runs:
@@ -105,33 +98,6 @@ def _outputs(notebook: Any) -> Iterator[str]:
                 yield "".join(map(str, output[name]))
 
 
-def logged(
-    path: Path | str,
-    writer: str,
-    steps: Iterable[tuple[int, Mapping[str, Any]]],
-    remarks: Sequence[str] = (),
-    *,
-    unit: str = "step",
-    planned: int | None = None,
-) -> list[Run]:
-    """The run in the steps of a log and their values, in the order of logging; empty if no metric is known."""
-    rows = Rows(unit=unit)
-    for step, values in steps:
-        rows.log(step, values)
-    return [rows.run(str(path), writer, remarks, planned=planned)] if rows.trained else []
-
-
-def step_of(row: Mapping[str, Any]) -> int | None:
-    """The number of a step: 61, 61.0, ``"61"``, or ``"61/500"`` as ms-swift writes it."""
-    values = (row.get(name) for name in STEPS)
-    steps = (as_step(value.partition("/")[0] if isinstance(value, str) else value) for value in values)
-    return next((step for step in steps if step is not None), None)
-
-
-def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
-    return (f"left out {counted(len(numbers), what)}: {ranges(numbers)}",) if numbers else ()
-
-
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +118,7 @@ def _lines(path: Path, text: str) -> list[Run]:
         steps.append((step, values))
     writer = next((name for name in ("verl", "rlstab", "JSON lines") if name in writers), "")
     unit = "rollout" if writer == "rlstab" else "step"
-    return logged(path, writer, steps, _left_out(damaged, "damaged line"), unit=unit)
+    return logged(path, writer, steps, left_out(damaged, "damaged line"), unit=unit)
 
 
 # -- wandb -------------------------------------------------------------------------------------------------------------
@@ -192,9 +158,9 @@ def _table(path: Path, text: str) -> list[Run]:
                 values.setdefault(run, {})[metric] = cell
         for run, row in values.items():
             runs.setdefault(run, []).append((step, row))
-    left_out = _left_out(damaged, "row without a step")
+    remarks = left_out(damaged, "row without a step")
     named = ((f"{path}: {run}" if run else path, steps) for run, steps in runs.items())
-    logs = [log for name, steps in named for log in logged(name, "wandb", steps, left_out)]
+    logs = [log for name, steps in named for log in logged(name, "wandb", steps, remarks)]
     if not logs:
         raise ReportError(
             f"{path}: it has no column with a known metric. Export metrics named as in TRL, verl or rlstab, such "

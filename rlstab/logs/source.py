@@ -9,7 +9,8 @@ from typing import Any
 from rlstab.bins import Run
 from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir, leads_away
-from rlstab.logs.readers import STATE, logged, read_text, step_of
+from rlstab.logs.log import logged, step_of
+from rlstab.logs.readers import STATE, read_text
 from rlstab.logs.trackers import database_runs, tensorboard_rows, wandb_rows
 from rlstab.safe_read import as_step, read_bytes, text_of
 

@@ -2,21 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import TrainerCallback
 
 from rlstab.logs.watch import Watch, check_names, told
 from rlstab.signs import SIGNS
 
-if TYPE_CHECKING:
-    from transformers import TrainerCallback as _Callback
-else:
-    try:
-        from transformers import TrainerCallback as _Callback
-    except ImportError:
-        _Callback = object
 
-
-class WatchCallback(_Callback):
+class WatchCallback(TrainerCallback):
     """Reports the signs of a run of any trainer of transformers while it trains: ``callbacks=[WatchCallback()]``.
 
     A sign that appears is printed, and logged to wandb as ``rlstab/sign/NAME`` with an alert if a run is active. Every

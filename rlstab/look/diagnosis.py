@@ -9,10 +9,9 @@ from rlstab.bins import EMPTY, Run
 from rlstab.logs.log import ALIASES
 from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.report.formatting import setting
-from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Curves, Sign, signs
-from rlstab.signs.metric import FEWEST, SHORTEST, Shift
-from rlstab.signs.reward import EQUAL, SOLVED, died, lost_at_once
+from rlstab.signs.metric import FEWEST, SHORTEST, Shift, lost_at_once
+from rlstab.signs.reward import EQUAL, HARD, KEPT, SOLVED, died
 
 #: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
 #: graver one counts, then the first in :data:`CAUSES`, in which signs that explain others precede them.
@@ -184,7 +183,7 @@ def _settings(remedy: Remedy, log: Run) -> Iterator[str]:
     by_host = {"": names} if (names := remedy.settings.get(log.writer)) else remedy.settings
     for host, names in by_host.items():
         for name in names:
-            value = setting_of(log.config, name)
+            value = log.setting_at(name)
             shown = setting(value) if isinstance(value, float) else value
             current = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
             yield f"{f'{host}: ' * bool(host)}{name}{current}"
@@ -206,7 +205,7 @@ def reward_in_words(curves: Curves) -> str:
         return f"the reward is {reward.end:.3g} at the end"
     if step := died(curves, reward):
         return f"the reward fell from {reward.where(reward.steps < step).values.mean():.3g} to 0"
-    if collapse := lost_at_once(reward):
+    if collapse := lost_at_once(reward, KEPT, HARD):
         return f"the reward fell from {collapse[1]:.3g} to {reward.end:.3g}"
     for direction, verb in ((True, "rose"), (False, "fell")):
         move = Shift(reward.values, rises=direction)

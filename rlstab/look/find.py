@@ -2,18 +2,17 @@
 
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from rlstab.bins import Run
+from rlstab.dump_files import dump_folders, token_files
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
 from rlstab.logs import source
-from rlstab.logs.log import Rows
+from rlstab.logs.log import known_part
 from rlstab.logs.readers import read_text
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.finding import Look
-from rlstab.record.files import dump_folders, token_files
 from rlstab.report.load import find_runs
 from rlstab.run_files import DUMP, METRICS
 from rlstab.safe_read import read_object, text_of
@@ -87,32 +86,30 @@ def read_logs(path: str | Path) -> list[Run]:
         ReportError: the path does not exist, or holds no log with a known metric.
     """
     path = Path(path)
-    if is_dir(path) and not source.log_files(path)["TRL"]:
-        with suppress(ReportError):
-            return _own(path)
-    elif is_file(path) and "text" in source.log_files(path):
-        lines = source.text_at(path).split("\n", SNIFFED)[:SNIFFED]
-        if {"curves", "format"} <= next(filter(None, map(read_object, lines)), {}).keys():
-            return _own(path)
-    return source.read_logs(path)
+    if not is_dir(path) and not _is_results(path):
+        return source.read_logs(path)
+    try:
+        runs, left_out = find_runs(path)
+    except ReportError:
+        if is_dir(path):
+            return source.read_logs(path)
+        raise
+    # what is left out belongs to no run; the first run reports it
+    remarks = tuple(f"left out {item.path}: {item.why}" for item in left_out)
+    return [
+        known_part(
+            run, run.path if run.bench is None else f"{run.path} ({run.title})", remarks if run is runs[0] else ()
+        )
+        for run in runs
+    ]
 
 
-def _own(path: Path) -> list[Run]:
-    """Run folders, bench folders, results files, with the metrics that other trainers log and rlstab has in parts."""
-    runs, left_out = find_runs(path)
-    logs: list[Run] = []
-    for run in runs:
-        rows: dict[int, dict[str, float]] = {}
-        for name, (rollouts, values) in run.metrics.items():
-            for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
-                rows.setdefault(rollout, {})[name] = value
-        # what is left out belongs to no run; the first run reports it
-        remarks = () if logs else tuple(f"left out {item.path}: {item.why}" for item in left_out)
-        title = run.path if run.bench is None else f"{run.path} ({run.title})"
-        log = Rows(rows, unit="rollout").run(title, "rlstab", run.remarks)
-        fields = {name: getattr(run, name) for name in ("bin_width", "largest", "evaluations", "judged", "config")}
-        logs.append(replace(log, remarks=(*log.remarks, *remarks), **fields))
-    return logs
+def _is_results(path: Path) -> bool:
+    """Whether a file is a results file, by the first line that is JSON."""
+    if not is_file(path) or "text" not in source.log_files(path):
+        return False
+    lines = source.text_at(path).split("\n", SNIFFED)[:SNIFFED]
+    return {"curves", "format"} <= next(filter(None, map(read_object, lines)), {}).keys()
 
 
 def _tokens_in(path: Path) -> bool:

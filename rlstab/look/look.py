@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.console import counted
+from rlstab.dump_files import folder_of
 from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
@@ -25,8 +26,6 @@ from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import STANDARD_INPUT, find, nearest, read_logs
 from rlstab.look.finding import Look
 from rlstab.look.page import MARK, TIMES, page
-from rlstab.record.files import folder_of
-from rlstab.record.token_texts import decoder_of
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
@@ -78,8 +77,9 @@ def look(
         ReportError: nothing can be read, or the page cannot be written.
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
-    check_names(fail_on, "--fail-on")
-    if methods:  # a wrong name is reported before anything is read
+    if fail_on:  # a wrong name is reported before anything is read
+        check_names(fail_on, "--fail-on")
+    if methods:
         from rlstab.look.alternatives import chosen
 
         chosen(methods, length=1)
@@ -117,9 +117,7 @@ def look(
         if as_json:
             console.file.write(json.dumps([run.as_json() for run in runs], indent=1, ensure_ascii=True) + "\n")
         else:
-            if len(runs) > 1:
-                console.print(overview([run.diagnosis for run in runs]), highlight=False)
-            _print(shown, rest, console)
+            _print(runs, shown, rest, console)
     if not as_json:
         console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
     if writes and open_page:
@@ -143,6 +141,7 @@ def _read_tokens(
     from rlstab.look.host_loss import judge
     from rlstab.look.recorded_loss import with_code
     from rlstab.look.sampler import sampler_of
+    from rlstab.record.token_texts import decoder_of
 
     run.notes += [note for note in dump.notes if note not in run.notes]
     if code:
@@ -213,7 +212,7 @@ def follow(
         time.sleep(every)
 
 
-def overview(runs: Sequence[Diagnosis]) -> RenderableType:
+def _overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and the number of runs by cause."""
     table = Table.grid(padding=(0, 2))
     for run in runs:
@@ -223,8 +222,10 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
 
 
-def _print(run: Look, others: Sequence[Path], console: Console) -> None:
-    """The finding first, and as much of the rest as fits into :data:`LINES`."""
+def _print(runs: Sequence[Look], run: Look, others: Sequence[Path], console: Console) -> None:
+    """The finding about a run first, below a line for each of several, and as much as fits into :data:`LINES`."""
+    if len(runs) > 1:
+        console.print(_overview([run.diagnosis for run in runs]), highlight=False)
     diagnosis, unit = run.diagnosis, run.log.unit
     lines = [(f"{run.title}: {run.head}", "bold yellow" if diagnosis.first else "bold green")]
     if others:

@@ -8,22 +8,21 @@ from functools import cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from markupsafe import Markup
 
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.page.render import rendered, safe_json
-from rlstab.record.token_texts import Decode, token_texts
-from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting, significant
+from rlstab.report.formatting import axis, in_order, listed, round_step, setting, significant
 from rlstab.signs import SIGNS
-from rlstab.signs.sign import Metric
+from rlstab.signs.metric import Metric, running_means
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # what only a dump has imports torch
-    from rlstab.look.alternatives import Alternative, Alternatives, Top
-    from rlstab.look.gradient import Gradient, Token
+    from rlstab.look.alternatives import Alternative, Alternatives
+    from rlstab.look.gradient import Gradient
     from rlstab.record import Step
+    from rlstab.record.token_texts import Decode
 
     Responses: TypeAlias = Callable[[int, int], Mapping[str, Any]]
 
@@ -49,47 +48,30 @@ PROMPT = 120
 
 def page(run: Look) -> str:
     """The HTML. Nothing that a file says is read as HTML or script."""
-    curves = _curves(run)
+    curves, data = _curves(run)
     response = cache(partial(_response, run.steps, run.decode))
     gradient = None if run.gradient is None else _gradient(run.gradient, response)
-    methods, data = (None, {}) if run.methods is None else _methods(run.methods, run.steps, response)
-    sections = {
-        "curves": ("Curves", curves),
-        "loss": ("Loss", run.loss if run.steps else None),
-        "sampler": ("Sampler", run.sampler),
-        "gradient": ("Gradient", gradient),
-        "methods": ("Methods", methods),
-        "tokens": ("Tokens", methods),
-    }
+    methods, tokens = (None, {}) if run.methods is None else _methods(run.methods, run.steps, response)
+    speaks = _speaks(run)
+    parts = [run.title, run.steps[0].header.host if run.steps else run.log.writer]
+    parts.append(counted(run.log.rollouts, run.log.unit))
+    if run.steps:
+        count = sum(len(step.batch) for step in run.steps)
+        parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {count:,} tokens")
     context = {
-        "what": _what(run),
-        "speaks": _speaks(run),
-        "contents": [(id_, name) for id_, (name, section) in sections.items() if section],
+        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades},
+        "running": partial(running_means, width=RUN),
+        **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
+        "speaks": speaks,
+        "what": " · ".join(parts),
         "run": run,
         "curves": curves,
         "gradient": gradient,
         "methods": methods,
-        "numbers": {"data": Markup(safe_json({**(curves["data"] if curves else {}), **data}))},
+        "around": AROUND,
+        "numbers": {"data": Markup(safe_json(data | tokens))},
     }
-    functions = {
-        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"median": median, "signs": SIGNS, "listed": listed, "did": _did, "turn": _turn, "length": _length},
-    }
-    return rendered("look/look.html", functions | context)
-
-
-def _what(run: Look) -> str:
-    log, parts = run.log, [run.title]
-    if run.steps:
-        parts.append(run.steps[0].header.host)
-    elif log is not None:
-        parts.append(log.writer)
-    if log is not None:
-        parts.append(counted(log.rollouts, log.unit))
-    if run.steps:
-        tokens = sum(len(step.batch) for step in run.steps)
-        parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {tokens:,} tokens")
-    return " · ".join(parts)
+    return rendered("look/look.html", context)
 
 
 def _speaks(run: Look) -> list[tuple[str, str]]:
@@ -103,7 +85,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
     if run.gradient is not None:
         share = run.gradient.half_tokens / run.gradient.tokens
         facts.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
-    if run.diagnosis is not None and run.diagnosis.fired:
+    if run.diagnosis.fired:
         facts += [(f"Absent: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
     return facts[:4]
 
@@ -111,22 +93,23 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _curves(run: Look) -> dict[str, Any] | None:
-    """The metrics of the log as strips over one axis; None without any."""
-    log = run.log
-    metrics = {} if log is None else {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
-    if log is None or not metrics:
-        return None
-    first = min(int(steps[0]) for steps, _ in metrics.values())
-    last = max(int(steps[-1]) for steps, _ in metrics.values())
-    signs = run.diagnosis.fired if run.diagnosis else ()
+def _curves(run: Look) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The metrics of the log as strips over one axis, and their numbers; None without any."""
+    log, signs = run.log, run.diagnosis.fired
+    metrics = {name: Metric(name, *curve) for name, curve in log.metrics.items() if len(curve[0]) > 1}
+    if not metrics:
+        return None, {}
+    first = min(int(metric.steps[0]) for metric in metrics.values())
+    last = max(int(metric.steps[-1]) for metric in metrics.values())
     shows = [next((name for name in SIGNS[sign.name].reads if name in log.metrics), "") for sign in signs]
-    telling = [name for name in shows if name in metrics]
-    ordered = dict.fromkeys([*telling, *in_order(set(metrics))])
-    ends = {name: (values.min(), values.max()) for name, (_, values) in metrics.items()}
-    moves = {name for name, (lowest, high) in ends.items() if not high - lowest <= FLAT * max(abs(high), abs(lowest))}
-    moving = [name for name in ordered if name in telling or name in moves]
-    flat = [f"{axis(name).title} {setting(float(metrics[name][1][-1]))}" for name in ordered if name not in moving]
+    drawn, flat = list[Metric](), list[str]()
+    for name in dict.fromkeys([*shows, *in_order({*metrics})]):
+        if (metric := metrics.get(name)) is not None:
+            low, high = metric.values.min(), metric.values.max()
+            if name in shows or not high - low <= FLAT * max(abs(high), abs(low)):
+                drawn.append(metric)
+            else:
+                flat.append(f"{axis(name).title} {setting(float(metric.values[-1]))}")
 
     def left(step: float) -> float:
         return round(100 * (step - first) / max(last - first, 1), 2)
@@ -136,24 +119,26 @@ def _curves(run: Look) -> dict[str, Any] | None:
         if not flags or left(step) - flags[-1][0] > NEAR:
             flags.append((left(step), []))
         flags[-1][1].append(number)
-    strips, data = [], {}
-    for name in moving[:STRIPS]:
-        (steps, values), (lowest, highest) = metrics[name], map(float, ends[name])
-        low = min(0.0, lowest) if axis(name).zero else lowest
+    strips = []
+    for metric in drawn[:STRIPS]:
+        lowest, highest = float(metric.values.min()), float(metric.values.max())
+        low = min(0.0, lowest) if axis(metric.name).zero else lowest
         high = highest if highest > low else low + 1
+        path = partial(_path, metric.steps, left=left, low=low, high=high)
         strips.append(
             {
-                "metric": name,
-                "title": axis(name).title,
-                "name": log.names.get(name, name),
-                "signs": [number for number, metric in enumerate(shows, 1) if metric == name],
-                "raw": _path(steps, values, left, low, high),
-                "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
-                **{"low": low, "high": high, "lowest": lowest, "highest": highest},
-                **{"start": float(values[0]), "end": Metric(name, steps, values).end},
+                "metric": metric,
+                "title": axis(metric.name).title,
+                "name": log.names.get(metric.name, metric.name),
+                "signs": [number for number, name in enumerate(shows, 1) if name == metric.name],
+                "raw": path(metric.values),
+                "mean": path(running_means(metric.values, RUN)) if len(metric.steps) > 2 * RUN else "",
+                **{"low": low, "high": high, "lowest": lowest, "highest": highest, "end": metric.end},
             }
         )
-        data[name] = dict(zip(steps.tolist(), significant(values, DIGITS), strict=True))
+    numbers = {
+        metric.name: dict(zip(metric.steps.tolist(), metric.values.tolist(), strict=True)) for metric in drawn[:STRIPS]
+    }
     stride = int(round_step(max((last - first) / 5, 1)))
     marks = [step for step in range(stride, last, stride) if first + stride / 2 < step < last - stride / 2]
     return {
@@ -161,17 +146,10 @@ def _curves(run: Look) -> dict[str, Any] | None:
         "flags": flags,
         "ticks": [(left(step), step) for step in (first, *marks, last)],
         "flat": "; ".join(flat),
-        "data": {"first": first, "last": last, "unit": log.unit, "curves": data},
-    }
+    }, {"first": first, "last": last, "unit": log.unit, "curves": _short(numbers)}
 
 
-def _running(values: Any) -> Any:
-    """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
-    ones = np.ones(RUN)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
-
-
-def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
+def _path(steps: Any, values: Any, *, left: Any, low: float, high: float) -> str:
     points = [
         f"{10 * left(step):.0f} {58 - 56 * (value - low) / (high - low):.1f}"
         for step, value in zip(steps.tolist(), values.tolist(), strict=True)
@@ -216,23 +194,7 @@ def _gradient(gradient: Gradient, response: Responses) -> dict[str, Any]:
         **vars(gradient),
         "said": sentence,
         "positions": [pair for pair in gradient.positions if any(pair)] or [(0.0, 0.0)],
-        "largest": [_token(token, response(token.step, token.response)) for token in gradient.largest],
-    }
-
-
-def _token(token: Token, response: Mapping[str, Any]) -> dict[str, Any]:
-    tokens, position = response["tokens"], token.position
-    before = "".join(tokens[max(0, position - AROUND) : position])
-    return {
-        "prompt": response["prompt"][-40:],
-        "before": f"{'…' if position > AROUND else ''}{before}",
-        "text": tokens[position],
-        "after": "".join(tokens[position + 1 : position + 1 + AROUND])
-        + ("…" if position + 1 + AROUND < len(tokens) else ""),
-        "step": response["step"],
-        "advantage": f"{response['advantage'][position]:+.2f}".replace("-", MINUS),
-        "p": f"{response['p'][position]:.3g}",
-        "share": f"{100 * token.share:.2f}".replace("-", MINUS),
+        "largest": [(token, response(token.step, token.response)) for token in gradient.largest],
     }
 
 
@@ -241,31 +203,33 @@ def _token(token: Token, response: Mapping[str, Any]) -> dict[str, Any]:
 
 def _response(steps: Sequence[Step], decode: Decode | None, step_index: int, response: int) -> dict[str, Any]:
     """A response of a dump as the page shows it."""
+    from rlstab.record.token_texts import token_texts
+
     step = steps[step_index]
     where = step.row == response
     ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
     tokens = [f" {token_id}" for token_id in ids] if decode is None else token_texts(decode, ids)
     prompt_text = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
     sampled, rewards = step.tensors.get("rollout_logprobs"), step.tensors.get("rewards")
-    reward = None if rewards is None else float(rewards[response])
     return {
         "step": step.number,
         "id": str(int(step.batch.sequence_ids[response])),
-        "reward": reward if reward is not None and math.isfinite(reward) else None,
+        "reward": None if rewards is None else float(rewards[response]),
         "prompt": visible(prompt_text[-PROMPT:], spaces=False),
         "tokens": list(map(visible, tokens)),
-        "p": significant(step.tensors["logprobs"][where].exp().tolist(), DIGITS),
-        "q": None if sampled is None else significant(sampled[where].exp().tolist(), DIGITS),
-        "advantage": significant(step.tensors["advantages"][where].tolist(), DIGITS),
+        "p": step.tensors["logprobs"][where].exp().tolist(),
+        "q": None if sampled is None else sampled[where].exp().tolist(),
+        "advantage": step.tensors["advantages"][where].tolist(),
     }
 
 
 def _did(row: Alternative) -> str:
-    from rlstab.record import ACTIONS
-
     verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
-    named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
-    acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
+    acted = [
+        f"{verbs.get(action, action.removesuffix('ed') + 's')} {_percent(share)}"
+        for action, share in row.actions.items()
+        if share >= 0.0005
+    ]
     defaults = {"region": "changes the ratio", "mean": "changes the weights of responses"}
     return ", ".join(acted) or defaults.get(row.acts_on, "")
 
@@ -291,44 +255,33 @@ def _methods(
         sentence = (
             f"{furthest.name} would turn its gradient most, by {_turn(furthest)}, with a step {_length(furthest)}."
         )
-    objectives = [methods.own, *acting]
     context = {
+        **vars(methods),
         "said": f"{methods.told} {sentence}".strip(),
-        "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
         "groups": [(title, shown) for title, shown in groups if shown],
         "idle": [row for row in methods.rows if not row.acts],
         "index": {row.name: index for index, row in enumerate(acting, 1)},
         "least": f"{TURN:g}° and change its length by less than {100 * LENGTH:g} %",
         "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
-        "presets": methods.presets,
         "responses": f"{sum(len(step.tensors['lengths']) for step in steps):,}",
         "choices": list(enumerate(["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)])),
     }
-    data = {
-        "objectives": [[_top(top) for top in row.top] for row in objectives],
-        "responses": {
-            f"{top.step}-{top.response}": _cut(response(top.step, top.response))
-            for row in objectives
-            for top in row.top
-        },
-    }
-    return context, data
+    tops, responses = list[list[dict[str, Any]]](), {}
+    for row in (methods.own, *acting):
+        tops.append([])
+        for top in row.top:
+            key = f"{top.step}-{top.response}"
+            responses[key] = response(top.step, top.response)
+            weight = top.weight if any(value not in (1.0, None) for value in top.weight) else None
+            by_token = {"shares": top.tokens, "did": top.did, "ratio": top.ratio, "weight": weight}
+            tops[-1].append({"response": key, "share": top.share, **by_token})
+    return context, _short({"objectives": tops, "responses": responses})
 
 
-def _top(top: Top) -> dict[str, Any]:
-    is_weighed = any(value not in (1.0, None) for value in top.weight)
-    return _cut(
-        {
-            "response": f"{top.step}-{top.response}",
-            "share": significant([top.share], DIGITS)[0],
-            "shares": significant(top.tokens, DIGITS),
-            "did": top.did,
-            "ratio": significant(top.ratio, DIGITS),
-            "weight": significant(top.weight, DIGITS) if is_weighed else None,
-        }
-    )
-
-
-def _cut(record: Mapping[str, Any]) -> dict[str, Any]:
-    """With the first :data:`MOST_TOKENS` tokens of what it has by token."""
-    return {name: value[:MOST_TOKENS] if isinstance(value, list) else value for name, value in record.items()}
+def _short(data: Any) -> Any:
+    """Numbers with :data:`DIGITS`, and of what a response has by token the first :data:`MOST_TOKENS`."""
+    if isinstance(data, Mapping):
+        return {name: _short(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return list(map(_short, data[:MOST_TOKENS]))
+    return significant([data], DIGITS)[0] if isinstance(data, float) else data

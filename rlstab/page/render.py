@@ -1,10 +1,10 @@
-"""Pages from templates: each is one HTML file that loads nothing, and in which data cannot become markup or script."""
+"""Pages and texts from templates: a page is one HTML file that loads nothing, and data in it stays text."""
 
 import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
@@ -18,29 +18,34 @@ from rlstab.visible import visible
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def rendered(
-    name: str, context: Mapping[str, Any], *, style: str = "", script: bool = True, libraries: Sequence[str] = ()
-) -> str:
+def rendered(name: str, context: Mapping[str, Any], *, style: str = "", libraries: Sequence[str] = ()) -> str:
     """The HTML of a page.
 
     Args:
         name: of its template in the package, such as ``look/look.html``, which extends ``page/frame.html``. Style sheet
             and script of the same name are added to the shared ones.
-        context: data and functions of the template; every string that is not Markup is escaped.
+        context: data and functions of the template; every string that is not Markup is escaped. Its ``numbers`` are
+            what the script of the page reads; a page without any has no script.
         style: more style, before all other.
-        script: whether the page runs scripts.
         libraries: digests of scripts that the page's script adds to it; see :func:`digest`.
     """
     stem = name.removesuffix(".html")
     styles = [style, *(resource(f"{part}.css") for part in ("page/page", stem))]
-    scripts = "".join(resource(f"{part}.js") for part in ("page/page", stem)) if script else ""
+    scripts = "".join(resource(f"{part}.js") for part in ("page/page", stem)) if context["numbers"] else ""
     shared = {
         "style": Markup("\n".join(styles)),
         "script": Markup(scripts),
         # scripts run only by their digest, which a script in the data lacks
-        "digests": [*libraries, *([digest(scripts)] if script else [])],
+        "digests": [*libraries, *([digest(scripts)] if scripts else [])],
     }
     return _environment().get_template(name).render({**context, **shared})
+
+
+def text_of(name: str, context: Mapping[str, Any], **filters: Callable[[Any], str]) -> str:
+    """A text that is not HTML, from a template in the package; its filters escape what needs it."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters |= filters
+    return environment.from_string(resource(name)).render(context)
 
 
 @cache

@@ -19,7 +19,7 @@ def page(drawn: Map) -> str:
     """The HTML of a map."""
     functions = {"about": _about, "colour": partial(_colour, drawn), "figure": partial(_figure, drawn)}
     context = {"map": drawn, "legend": LEGEND, "numbers": {}}
-    return rendered("probe/map.html", context | functions, script=False)
+    return rendered("probe/map.html", context | functions)
 
 
 def _about(score: Score) -> list[tuple[str, str]]:

@@ -137,7 +137,7 @@ def rows(sources: Sequence[str]) -> list[Row]:
 
 
 def _of_class(source: str) -> Row:
-    document = located(Document.of({"class": source}))
+    document = located(Document({"class": source}))
     text: str = document.data["class"]
     cls = load_class(document, text, ("class",), "a method or a stage", "Name a class of either.")
     if not issubclass(cls, Method):

@@ -13,8 +13,8 @@ from rlstab.bench.record import read_record
 from rlstab.bench.run import STOPPED, run_bench
 from rlstab.console import Terminal, say
 from rlstab.core.objective import no_fit_warnings
-from rlstab.errors import ConfigError, ModelError, RlstabError, reason
-from rlstab.files import from_home, is_dir, is_foreign, replace_file
+from rlstab.errors import ConfigError, ModelError, RlstabError
+from rlstab.files import from_home, is_dir, replace_file
 from rlstab.probe.map import draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, as_lines, identity, made, recorded
@@ -22,6 +22,7 @@ from rlstab.probe.rows import Row, rows
 from rlstab.probe.score import QUICK_SEEDS
 from rlstab.probe.suite import START, Probe, probes
 from rlstab.report.formatting import listed
+from rlstab.report.output import refuse_foreign, writing
 
 #: The files that are written, each with a mark; a file of that name without the mark is not replaced.
 _FILES = {
@@ -62,9 +63,9 @@ def run_probes(
 
     Raises:
         UnknownName, ConfigError: see :func:`rlstab.probe.rows.row` and :func:`rlstab.probe.suite.probes`; or a row fits
-            no probe, or the folder cannot be written or holds other files.
+            no probe, or the folder holds another bench.
         ModelError: the model is not on this machine.
-        ReportError: a file of recorded runs cannot be read.
+        ReportError: a file of recorded runs cannot be read, or another file would be replaced.
     """
     stdout, console, out = Terminal(), Terminal(stderr=True), Path(out)
     with no_fit_warnings():
@@ -145,14 +146,12 @@ def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) 
 
 def _require_own(out: Path) -> None:
     """Make the folder, and refuse one with other files that would be replaced."""
-    try:
+    with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
-        foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
-    except (OSError, ValueError) as error:  # a name with a null character
-        raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
-    if foreign or read_record(out).get("name", "probe") != "probe":
-        content = f"another {foreign[0]}" if foreign else "another bench"
-        raise ConfigError(f"{out} holds {content}, which is not replaced. Give another folder with --out.")
+    for name, mark in _FILES.items():
+        refuse_foreign(out / name, [mark], "of `rlstab probe`", "--out")
+    if read_record(out).get("name", "probe") != "probe":
+        raise ConfigError(f"{out} holds another bench, which is not replaced. Give another folder with --out.")
 
 
 def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: list[str]) -> list[BenchRun]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlstab.console import counted
+from rlstab.dump_files import token_files
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
 from rlstab.record import nemo_rl, prime_rl, slime
 from rlstab.record.columns import Response
-from rlstab.record.files import token_files
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together
 from rlstab.safe_read import open_file, read_object
 

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.batch_checks import MOST
+from rlstab.dump_files import dumped, folder_of
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
 from rlstab.files import exists, is_file
-from rlstab.record.files import dumped, folder_of
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlstab.dump_files import folder_of
 from rlstab.errors import ReportError
 from rlstab.extras import missing, require
 from rlstab.files import is_file
-from rlstab.record.files import folder_of
 from rlstab.safe_read import read_text
 
 Decode = Callable[[list[int]], str]

@@ -69,10 +69,9 @@ def make_report(
     options += ["--baseline", baseline] if baseline is not None else []
     options += ["--by", by] if by != "rollouts" else []
 
-    def named(option: str, target: Path, *files: Path) -> dict[str, str]:
-        """The command that makes the report again, and the name of its runs."""
-        command = shlex.join(["rlstab", "report", *map(str, paths), *options, option, str(target)])
-        return {"command": command, "source": _require_ours(sources, files, option)}
+    def again(*target: object) -> str:
+        """The command that makes the report again."""
+        return shlex.join(["rlstab", "report", *map(str, paths), *options, *map(str, target)])
 
     if out is None and export is None and markdown_file is None and paper is None:
         out = _beside(paths, methods.values())
@@ -83,18 +82,18 @@ def make_report(
         require("paper", "rlstab report --paper")
         from rlstab.report.paper import write_paper  # only here is matplotlib needed
 
-        command = shlex.join(["rlstab", "report", *map(str, paths), *options, "--paper", str(paper), "--width", width])
-        written += write_paper(comparison, Path(paper), command, width)
+        written += write_paper(comparison, Path(paper), again("--paper", paper, "--width", width), width)
     if markdown_file is not None:
         file = Path(markdown_file)
-        text = markdown(comparison, title="Results", **named("--markdown", file, file))
+        source = _require_ours(sources, [file], "--markdown")
+        text = markdown(comparison, title="Results", command=again("--markdown", file), source=source)
         written.append(write_text(file, text, "--markdown"))
     if out is not None:
         from rlstab.report import page  # Markdown and export do without plotly
 
         folder = Path(out)
         files = folder / "report.html", folder / "report.md"
-        about = named("--out", folder, *files)
+        about = {"command": again("--out", folder), "source": _require_ours(sources, files, "--out")}
         for file, text in zip(files, (page.page(comparison, **about), markdown(comparison, **about)), strict=True):
             written.append(write_text(file, text, "--out"))
     _say(console, comparison, written)

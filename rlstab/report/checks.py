@@ -1,6 +1,5 @@
 """What a reader has to know of the runs before a verdict: one sentence for each fault that a comparison cannot mend."""
 
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -10,7 +9,7 @@ import numpy as np
 from rlstab.bins import EMPTY
 from rlstab.report.collapse import REWARD, collapsed, nan_share
 from rlstab.report.formatting import few, listed, natural
-from rlstab.report.names import settings_between
+from rlstab.report.names import root_of, settings_between
 from rlstab.report.runs import RunRecord, grouped
 from rlstab.safe_read import as_step
 
@@ -18,8 +17,6 @@ from rlstab.safe_read import as_step
 NAN = 0.1
 #: Curves with as many different values are not equal by chance.
 DISTINCT = 5
-#: Where a run lies in its bench, or in a results file.
-_INSIDE = re.compile(r"[/\\]runs[/\\][^/\\]+[/\\][^/\\]+[/\\][^/\\]+$|:\d+$")
 
 
 def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
@@ -46,7 +43,7 @@ def checked(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
             sentences.append(
                 f"By config.yaml, {_seeds(list(recorded))} of {method} are {other}. Pairs are by bench.json."
             )
-    roots = {_INSIDE.sub("", run.path) for run in runs if run.bench}
+    roots = {root_of(run.path) for run in runs if run.bench}
     if len(roots) > 1:
         sentences.append(f"Runs of {len(roots)} benches of this name count together: {listed(sorted(roots))}.")
     return counting, [*sentences, *_names(methods)]

@@ -8,6 +8,7 @@ method from then on.
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,24 +104,32 @@ def _by_rule(run: RunRecord, rule: CollapseRule) -> int | None:
 
 @dataclass(frozen=True)
 class Losses:
-    """The runs that a method lost.
+    """The runs that a method lost, and the signs in all its runs, unfinished and failed ones too.
 
     Attributes:
+        runs: all of them.
+        failed: how many of them failed.
         rate: their share of those that can be judged, with its exact interval.
         pairs: seeds that can be judged for both method and baseline.
         p: the p-value of the exact McNemar test of these pairs, adjusted for all methods (Holm); None for the baseline.
         survival: rollouts, the share of runs that was not lost by then (Kaplan and Meier), and the ends of its interval
             at 95 %, None where nothing is lost yet, or everything.
+        fired: the number of runs in which a detector fired, by detector.
+        judged: the number of runs that a detector could judge, by detector.
     """
 
+    runs: int
+    failed: int
     rate: Share
     pairs: int
     p: float | None
     survival: Survival
+    fired: Counter[str]
+    judged: Counter[str]
 
 
 def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, Losses]:
-    """By method, the runs that were lost."""
+    """By method, the runs that were lost, as compared with the baseline."""
     fates = {
         method: {run.seed: fate.lost for run in group if (fate := fate_of(run)).lost is not None}
         for method, group in runs.items()
@@ -132,12 +141,20 @@ def losses_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> 
     }
     sides = {method: (pair.count((True, False)), pair.count((False, True))) for method, pair in pairs.items()}
     p = holm({method: exact_p(*counts) for method, counts in sides.items() if method != baseline})
-    return {
-        method: Losses(
-            share(sum(by_seed.values()), len(by_seed)), len(pairs[method]), p.get(method), _survival(runs[method])
+    losses = {}
+    for method, by_seed in fates.items():
+        judgements = [(name, detector.detect(run)) for run in runs[method] for name, detector in signs.COUNTED.items()]
+        losses[method] = Losses(
+            runs=len(runs[method]),
+            failed=sum(run.status == "failed" for run in runs[method]),
+            rate=share(sum(by_seed.values()), len(by_seed)),
+            pairs=len(pairs[method]),
+            p=p.get(method),
+            survival=_survival(runs[method]),
+            fired=Counter(name for name, sign in judgements if sign.fired),
+            judged=Counter(name for name, sign in judgements if sign.fired is not None),
         )
-        for method, by_seed in fates.items()
-    }
+    return losses
 
 
 def _survival(runs: Sequence[RunRecord]) -> Survival:

@@ -4,7 +4,7 @@ A run is judged by outcomes: one number per run, each with its definition.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rlstab import signs
 from rlstab.bins import binned, last_tenth
 from rlstab.core.method_settings import check_choices
 from rlstab.errors import ReportError, did_you_mean
@@ -132,36 +131,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Collapse:
-    """The detectors over the runs of one method, unfinished and failed ones too.
-
-    Attributes:
-        runs: all of them.
-        failed: how many of them failed.
-        losses: how many were lost.
-        fired: the number of runs in which a detector fired, by detector.
-        judged: the number of runs that a detector could judge, by detector.
-    """
-
-    runs: int
-    failed: int
-    losses: Losses
-    fired: Counter[str]
-    judged: Counter[str]
-
-
-@dataclass(frozen=True)
 class Table:
     """The methods of one setting of one bench.
 
     Attributes:
         bench: its name; None for runs made by ``rlstab train``.
         setting: its name.
+        title: bench and setting, without uninformative parts.
         baseline: method that the others are compared with; None if it is missing.
         methods: the baseline first, the others by name, m2 before m10.
         runs: the runs that the curves are drawn from, by method.
         cells: the values of a method in an outcome, by both.
-        collapses: the lost runs and the signs of each method.
+        losses: the lost runs and the signs of each method.
         costs: what a rollout costs, in words, by method.
         budget: the cost at which the methods are compared, in words; empty if at the end of the runs.
         differs: by method and path, the settings besides objective and stages in which it differs from the baseline, in
@@ -172,11 +153,12 @@ class Table:
 
     bench: str | None
     setting: str
+    title: str
     baseline: str | None
     methods: list[str]
     runs: dict[str, list[RunRecord]]
     cells: dict[tuple[str, str], Cell]
-    collapses: dict[str, Collapse]
+    losses: dict[str, Losses]
     costs: dict[str, str]
     budget: str
     differs: dict[str, dict[str, str]]
@@ -187,15 +169,6 @@ class Table:
     def about(self) -> str:
         """What the bench asks and what to know about its figures, or empty."""
         return next((run.bench_about for runs in self.runs.values() for run in runs if run.bench_about), "")
-
-    @property
-    def title(self) -> str:
-        """Bench and setting, without uninformative parts."""
-        return _title(self.bench, self.setting)
-
-
-def _title(bench: str | None, setting: str) -> str:
-    return ", ".join(filter(None, (bench, setting if setting != "default" or not bench else "")))
 
 
 @dataclass(frozen=True)
@@ -272,7 +245,7 @@ def _table(
     by_method = {name: runs_of[name] for name in sorted(runs_of, key=lambda name: (name != baseline, natural(name)))}
     methods = list(by_method)
     bench, setting = runs[0].bench, runs[0].setting
-    where = _title(bench, setting)
+    where = ", ".join(filter(None, (bench, setting if setting != "default" or not bench else "")))
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     ended = {method: [run for run in group if run.status == "finished"] for method, group in by_method.items()}
@@ -325,11 +298,12 @@ def _table(
         for method, words in differs.items()
     ]
     losses = losses_of(by_method, baseline)
-    collapses = {method: _collapse(group, losses[method]) for method, group in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
     checks += twice.values()
-    return Table(bench, setting, baseline, methods, by_method, cells, collapses, costs, equal, differs, checks, notes)
+    return Table(
+        bench, setting, where, baseline, methods, by_method, cells, losses, costs, equal, differs, checks, notes
+    )
 
 
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, dict[str, str]]:
@@ -375,14 +349,3 @@ def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: 
 def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
     values = {run.seed: outcome_of(run, name) for run in runs}
     return {seed: value for seed, value in sorted(values.items()) if value is not None}
-
-
-def _collapse(runs: Sequence[RunRecord], losses: Losses) -> Collapse:
-    judgements = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
-    return Collapse(
-        runs=len(runs),
-        failed=sum(run.status == "failed" for run in runs),
-        losses=losses,
-        fired=Counter(name for name, sign in judgements if sign.fired),
-        judged=Counter(name for name, sign in judgements if sign.fired is not None),
-    )

@@ -32,25 +32,20 @@ DARK = ("#b9b8b3", "#3b92d6", "#f0793a", "#2cbf95", "#e39ac4", "#e6a822", "#8fd3
 DASHES, MARKERS = 3, 5
 
 
-@dataclass(frozen=True)
-class LineStyle:
-    """How one method is drawn: indices into ``LIGHT`` and ``DARK``, the dashes and the markers."""
+def line_styles(comparison: Comparison) -> dict[str, dict[str, int]]:
+    """Every compared method with its look, in the order of the tables, a baseline first.
 
-    colour: int
-    dash: int
-    marker: int
-
-
-def line_styles(comparison: Comparison) -> dict[str, LineStyle]:
-    """Every compared method with its look, in the order of the tables, a baseline first."""
+    A look has indices: ``colour`` into ``LIGHT`` and ``DARK``, ``dash`` and ``marker`` into those of each figure.
+    """
     methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
     baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
     # with several baselines none is neutral in all figures, so the most frequent one is grey
     baseline = max(baselines, key=baselines.count) if baselines else None
-    looks = {baseline: LineStyle(0, 0, 0)} if baseline is not None else {}
+    looks = {baseline: {"colour": 0, "dash": 0, "marker": 0}} if baseline is not None else {}
     hues = len(LIGHT) - 1
     for index, name in enumerate(method for method in methods if method != baseline):
-        looks[name] = LineStyle(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
+        dash, marker = index // hues % DASHES, (index + 1) % MARKERS
+        looks[name] = {"colour": 1 + index % hues, "dash": dash, "marker": marker}
     return looks
 
 

@@ -10,7 +10,6 @@ from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
 from rlstab.report.formatting import axis, decimals, few, in_letters, listed, paragraphs, places, size
 from rlstab.report.statistics import CONFIDENCE, Paired, p_value, unseen_rate
-from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words
 
 #: Up to this many settings have a sentence each; with more, only differences are reported.
@@ -53,7 +52,7 @@ def findings(comparison: Comparison) -> list[str]:
         first += [_told(table, outcome, comparison) for table in compared if _paired(table, outcome)]
     sweeps = [
         f"The highest {sweep.key} at which training is stable: "
-        + listed(f"{highest_stable(sweep, method)} for {method}" for method in sweep.highest)
+        + listed(f"{sweep.highest_stable(method)} for {method}" for method in sweep.highest)
         + "."
         for sweep in comparison.sweeps
     ]
@@ -68,7 +67,7 @@ def _where(table: Table, comparison: Comparison) -> str:
 
 def _lost(table: Table, comparison: Comparison) -> str:
     """How many runs each method lost, what the exact test of its pairs says, and what so few seeds cannot."""
-    losses, where = {name: table.collapses[name].losses for name in table.methods}, _where(table, comparison)
+    losses, where = table.losses, _where(table, comparison)
     compared = {name: loss for name, loss in losses.items() if loss.p is not None and loss.pairs}
     if not compared:
         return f"{where}No seed can be judged for two methods, so nothing is known of the runs that they lose."
@@ -116,21 +115,15 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
 
 def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     """What is seen of one outcome in one setting."""
-    paired, some_lost = _paired(table, outcome), any(collapse.losses.rate.hits for collapse in table.collapses.values())
+    paired, some_lost = _paired(table, outcome), any(loss.rate.hits for loss in table.losses.values())
     seeds = [len(pair.seeds) for pair in paired.values() if pair.seeds] or [0]
     head = outcome.title + ("," * ("," in outcome.title) + " of the survivors" if some_lost else "")
     count = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
     head += f" compared with {table.baseline} over {count} seed{'s' * (set(seeds) != {1})}"
     failed = [
-        f"{collapse.failed} of {counted(collapse.runs, 'run')} of {name}"
-        for name, collapse in table.collapses.items()
-        if collapse.failed
+        f"{loss.failed} of {counted(loss.runs, 'run')} of {name}" for name, loss in table.losses.items() if loss.failed
     ]
-    dead = [
-        name
-        for name, collapse in table.collapses.items()
-        if 0 < collapse.losses.rate.hits == collapse.losses.rate.count
-    ]
+    dead = [name for name, loss in table.losses.items() if 0 < loss.rate.hits == loss.rate.count]
     parts = [_differences(paired, outcome), *([f"{listed(failed)} failed and take no part"] if failed else [])]
     parts += [f"no run of {listed(dead)} survived, so lost ones count"] if dead else []
     return f"{_where(table, comparison)}{capital(head)}: {'; '.join(parts)}."
@@ -159,11 +152,11 @@ def _collapses(comparison: Comparison) -> str:
     is_named = len({table.bench for table in comparison.tables}) > 1
     lost_runs, judged, total = Counter[str](), Counter[str](), 0
     for table in comparison.tables:
-        for method, collapse in table.collapses.items():
+        for method, loss in table.losses.items():
             name = f"{method} ({table.bench or 'no bench'})" if is_named else method
-            lost_runs[name] += int(collapse.losses.rate.hits)
-            judged[name] += collapse.losses.rate.count
-            total += collapse.runs
+            lost_runs[name] += int(loss.rate.hits)
+            judged[name] += loss.rate.count
+            total += loss.runs
     parts = [f"{count} of {counted(judged[name], 'run')} of {name}" for name, count in lost_runs.items() if count]
     if not parts:
         return _none(comparison.tables)
@@ -174,7 +167,7 @@ def _collapses(comparison: Comparison) -> str:
 
 def _none(tables: Sequence[Table]) -> str:
     """That no run was lost, of how many."""
-    counts = [(collapse.losses.rate.count, collapse.runs) for table in tables for collapse in table.collapses.values()]
+    counts = [(loss.rate.count, loss.runs) for table in tables for loss in table.losses.values()]
     judged, total = map(sum, zip(*counts, strict=True))
     if not judged:
         return "Whether a run was lost cannot be told: none is finished and long enough to judge."

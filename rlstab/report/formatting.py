@@ -4,11 +4,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
-
-from rlstab.report.output import resource
 
 #: Up to this many names are listed.
 SHOWN = 6
@@ -101,7 +100,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 #: Titles of metrics, their order, and the figures that show them: ``metrics.yaml``.
-METRICS: dict[str, Any] = yaml.safe_load(resource("metrics.yaml"))
+METRICS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "metrics.yaml").read_text(encoding="utf-8"))
 _FIRST = {name: position for position, name in enumerate(METRICS["first"])}
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlstab.bins import binned
 from rlstab.core.metadata import IdleEvidence, idle_evidence
 from rlstab.report.formatting import listed
-from rlstab.report.runs import RunRecord, objective_names, setting_of
+from rlstab.report.runs import RunRecord, objective_names
 
 #: Last parts of metrics that are shares of the tokens that a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")
@@ -121,7 +121,7 @@ def _unclipped(run: RunRecord) -> str | None:
     shares = [_highest(run, f"ratio/clipped_{side}") for side in ("high", "low", "dual")]
     if all(share is None for share in shares) or any(shares):
         return None
-    epochs, parts = (setting_of(run.config, f"optimisation.{name}") for name in ("epochs", "mini_batches"))
+    epochs, parts = (run.setting_at(f"optimisation.{name}") for name in ("epochs", "mini_batches"))
     return "on-policy, the ratio is 1" if epochs == parts == 1 else "no ratio left its bounds"
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rlstab.console import counted
 from rlstab.report.formatting import setting
 from rlstab.report.load import find_runs
-from rlstab.report.runs import RunRecord, best_bin, setting_of
+from rlstab.report.runs import RunRecord, best_bin
 from rlstab.run_files import LOCK
 from rlstab.safe_read import read_text
 from rlstab.visible import visible
@@ -46,8 +46,8 @@ def _what(run: RunRecord) -> str:
     """Bench, setting, method, task, model, learning rate and seed."""
     names = [run.bench, run.setting if run.bench and run.setting != "default" else None, run.method]
     for word, path in (("on", "task.name"), ("with", "model.name")):
-        names += [word, str(value)] if (value := setting_of(run.config, path)) else []
-    rate = setting_of(run.config, "optimisation.lr")
+        names += [word, str(value)] if (value := run.setting_at(path)) else []
+    rate = run.setting_at("optimisation.lr")
     rates = [f"lr {setting(rate)}"] if isinstance(rate, int | float) else []
     return ", ".join([" ".join(filter(None, names)), *rates, f"seed {run.seed}"])
 

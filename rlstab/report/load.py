@@ -18,9 +18,9 @@ from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.names import name_of, settings_between, shown, tails_of, told_apart
 from rlstab.report.results_file import read_results
-from rlstab.report.run_reader import foreign, is_launched, is_run, read_folder, record_of
+from rlstab.report.run_reader import foreign, is_launched, read_folder, record_of
 from rlstab.report.runs import LeftOut, Loaded, RunRecord, grouped
-from rlstab.run_files import CHECKPOINTS
+from rlstab.run_files import CHECKPOINTS, OF_A_RUN
 from rlstab.safe_read import read_mapping, read_text
 
 #: Runs are searched this many folders deep.
@@ -136,6 +136,12 @@ def _walk(
             yield from _walk(path, benches, seen, bench_record, depth - 1)
         elif path.is_dir():
             yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not searched")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds one run, by its own files or by what a bench wrote about a run that never began."""
+    logged = any((folder / name).is_file() for name in OF_A_RUN)
+    return logged or "seed" in (read_mapping(folder / "bench.json")[0] or {})
 
 
 def _named(folder: Path) -> tuple[list[str], list[Path]]:

@@ -1,17 +1,13 @@
 """A comparison as Markdown: for terminals, issues, and the pages of a project. Every number comes from the runs."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-import jinja2
-
+from rlstab.page.render import text_of
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.findings import findings
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
-from rlstab.report.output import resource
-from rlstab.report.runs import setting_of
 from rlstab.report.statistics import MIN_SEEDS, p_value
-from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.signs import COUNTED
 from rlstab.visible import visible
@@ -34,38 +30,27 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         ((run.bench or NOTHING,) * is_named + (run.method, str(run.about.get("objective_hash", NOTHING)))): None
         for run in runs
     }
+    context = {
+        **vars(comparison),
+        "title": title,
+        "command": command,
+        "source": source,
+        "least": MIN_SEEDS,
+        "paragraphs": paragraphs,
+        "frame": _frame,
+        "rows_of": rows_of,
+        "commands": commands,
+        "versions": about_runs(runs),
+        "several": is_named,
+        "hashes": list(hashes),
+        "signs": COUNTED,
+        "findings": findings(comparison),
+        "p_value": p_value,
+        "head": _head,
+    }
     # Markdown is not escaped like HTML: the filter `text` does it
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
-    page = environment.from_string(resource("page.md")).render(
-        vars(comparison),
-        title=title,
-        command=command,
-        source=source,
-        least=MIN_SEEDS,
-        paragraphs=paragraphs,
-        frame=_frame,
-        result_rows=lambda table: list(_result_rows(comparison, table)),
-        commands=commands,
-        versions=about_runs(runs),
-        several=is_named,
-        hashes=list(hashes),
-        signs=COUNTED,
-        findings=findings(comparison),
-        p_value=p_value,
-        grid=_grid,
-        highest_stable=highest_stable,
-    )
+    page = text_of("report/page.md", context, text=_text, fence=_fenced, setting=setting)
     return visible(page.rstrip() + "\n", spaces=False)
-
-
-def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
-    for outcome in comparison.outcomes:
-        rows = rows_of(table, outcome)
-        for index, row in enumerate(rows if any(row.seeds for row in rows) else []):
-            verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            name = "" if index else outcome.name
-            yield [name, row.method, str(row.seeds), row.value, row.difference, row.cost, verdict]
 
 
 def _frame(table: Table) -> str:
@@ -73,16 +58,16 @@ def _frame(table: Table) -> str:
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
-        values = {str(setting_of(run.config, path)) for run in runs if run.config}
+        values = {str(run.setting_at(path)) for run in runs if run.config}
         if len(values) == 1 and values != {"None"}:
             shared.append(f"{words} {_text(values.pop())}")
     seeds = sorted({run.seed for run in runs})
     return f"In all runs: {', '.join(shared)}. Seeds {', '.join(map(str, seeds))}." if shared else ""
 
 
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(map(_text, heads)), ["---"] * len(heads), *(list(map(_text, row)) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _head(heads: Sequence[str]) -> str:
+    """The first lines of a table."""
+    return f"| {' | '.join(map(_text, heads))} |\n{'| --- ' * len(heads)}|"
 
 
 def _fenced(command: str) -> str:

@@ -47,11 +47,11 @@ def _renamed(
 
 def _with_benches(runs: list[RunRecord]) -> list[RunRecord]:
     """If benches of one name have the same runs, they are told apart by their folders."""
-    roots = list(dict.fromkeys(_root(run.path) for run in runs))
+    roots = list(dict.fromkeys(root_of(run.path) for run in runs))
     if not runs[0].bench or len(roots) == 1 or len(set(map(name_of, runs))) == len(runs):
         return runs
     tails = dict(zip(roots, tails_of(roots), strict=True))
-    return [replace(run, bench=f"{run.bench} ({tails[_root(run.path)]})") for run in runs]
+    return [replace(run, bench=f"{run.bench} ({tails[root_of(run.path)]})") for run in runs]
 
 
 def _with_folders(runs: list[RunRecord]) -> list[RunRecord]:
@@ -64,7 +64,7 @@ def _with_folders(runs: list[RunRecord]) -> list[RunRecord]:
     ]
 
 
-def _root(path: str) -> str:
+def root_of(path: str) -> str:
     """The results file of a run, or the folder of its bench."""
     if file := re.fullmatch(r"(.*):\d+", path):
         return file[1]

@@ -2,16 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_foreign
-
-
-def resource(name: str) -> str:
-    """The text of a file in this folder."""
-    return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
 @contextmanager

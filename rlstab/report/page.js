@@ -71,7 +71,7 @@
       const points = one.methods[method.key], values = points.outcomes[state.outcome] ?? [], line = lineOf(method);
       // methods side by side, so that their points do not cover each other
       const shift = index - (many.length - 1) / 2;
-      const x = points.x.map((value) => (one.log ? value * 1.012 ** shift : value + (shift * one.span) / 150));
+      const x = points.x.map((value) => (one.log ? value * 1.012 ** shift : value + (shift * (one.values.at(-1) - one.values[0])) / 150));
       const y = values.map((seeds) => (seeds.length ? (seeds[(seeds.length - 1) >> 1] + seeds[seeds.length >> 1]) / 2 : null));
       if (y.every((value) => value === null)) return;
       traces.push({

@@ -14,7 +14,6 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -22,11 +21,12 @@ from matplotlib.figure import Figure
 
 from rlstab import __version__
 from rlstab.errors import ReportError
+from rlstab.page.render import text_of
 from rlstab.report.collapse import collapsed, fate_of
 from rlstab.report.comparison import Comparison, Table, outcome_of
 from rlstab.report.curves import LIGHT, curve_of, line_styles, seeds_of
-from rlstab.report.formatting import MINUS, NOTHING, axis, setting
-from rlstab.report.output import refuse_foreign, resource, write_text, writing
+from rlstab.report.formatting import MINUS, NOTHING, axis
+from rlstab.report.output import refuse_foreign, write_text, writing
 from rlstab.report.sweeps import Sweep
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.safe_read import plain, read_json
@@ -86,19 +86,17 @@ def _texts(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     heads = ["bench", "setting", "method", "outcome", "number", "value", "low", "high", "seeds", "verdict"]
     yield "numbers.csv", _csv(heads, (row for table in comparison.tables for row in _rows(table, names)))
     if comparison.outcomes:
-        environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        environment.filters["tex"] = _tex
         tables = [
-            (table.title, [(row, table.collapses[row.method].losses) for row in rows_of(table, comparison.outcomes[0])])
+            (table.title, [(row, table.losses[row.method]) for row in rows_of(table, comparison.outcomes[0])])
             for table in comparison.tables
         ]
-        template = environment.from_string(resource("table.tex"))
-        yield "table.tex", template.render(outcome=comparison.outcomes[0], tables=tables).encode()
+        context = {"outcome": comparison.outcomes[0], "tables": tables}
+        yield "table.tex", text_of("report/table.tex", context, tex=_tex).encode()
 
 
 def _rows(table: Table, names: Iterable[str]) -> Iterator[list[Any]]:
     for method in table.methods:
-        losses, table_and_method = table.collapses[method].losses, [table.bench, table.setting, method]
+        losses, table_and_method = table.losses[method], [table.bench, table.setting, method]
         verdict, rate = "" if losses.p is None else f"p = {losses.p:.3g} against {table.baseline}", losses.rate
         yield [*table_and_method, "", "rate of lost runs", rate.value, rate.low, rate.high, rate.count, verdict]
         for name in names:
@@ -131,7 +129,7 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
         end = f"-{number}" if len(comparison.tables) > 1 else ""
         drawings |= {f"curve{end}": partial(_curve, comparison, table)}
         drawings |= {f"differences{end}": partial(_differences, comparison, table)} if len(table.methods) > 1 else {}
-        if any(collapse.losses.rate.hits for collapse in table.collapses.values()):
+        if any(loss.rate.hits for loss in table.losses.values()):
             drawings[f"survival{end}"] = partial(_survival, comparison, table)
     for number, sweep in enumerate(comparison.sweeps if comparison.outcomes else [], 1):
         drawings[f"sweep-{number}"] = partial(_sweep, comparison, sweep)
@@ -155,7 +153,7 @@ def _figures(comparison: Comparison, width: str) -> Iterator[tuple[str, bytes]]:
 
 def _line(comparison: Comparison, method: str) -> dict[str, Any]:
     look = line_styles(comparison)[method]
-    return {"color": LIGHT[look.colour], "ls": ("-", "--", "-.")[look.dash], "label": method}
+    return {"color": LIGHT[look["colour"]], "ls": ("-", "--", "-.")[look["dash"]], "label": method}
 
 
 def _curve(comparison: Comparison, table: Table, axes: Axes) -> None:
@@ -190,7 +188,7 @@ def _differences(comparison: Comparison, table: Table, axes: Axes) -> None:
 
 def _survival(comparison: Comparison, table: Table, axes: Axes) -> None:
     for method in table.methods:
-        line, columns = _line(comparison, method), table.collapses[method].losses.survival
+        line, columns = _line(comparison, method), table.losses[method].survival
         times, shares, low, high = (np.array(column, float) for column in columns)
         axes.step(times, shares, where="post", **line)
         axes.fill_between(times, low, high, step="post", color=line["color"], alpha=0.15, lw=0)
@@ -200,13 +198,13 @@ def _survival(comparison: Comparison, table: Table, axes: Axes) -> None:
 def _sweep(comparison: Comparison, sweep: Sweep, axes: Axes) -> None:
     """Every finished run as a point, lost ones too, and their medians."""
     tables, outcome = {(table.bench or "", table.setting): table for table in comparison.tables}, comparison.outcomes[0]
-    for method in sweep.highest:
-        points = {point.value: point.setting for point in sweep.points if point.method == method}
-        values = [tables[sweep.bench, name].cells[method, outcome.name].every or (np.nan,) for name in points.values()]
+    for method, points in sweep.by_method.items():
+        cells = [tables[sweep.bench, point.setting].cells[method, outcome.name] for point in points.values()]
+        values = [cell.every or (np.nan,) for cell in cells]
         line = _line(comparison, method)
         axes.plot(list(points), list(map(np.median, values)), **line)
         for value, outcomes in zip(points, values, strict=True):
             axes.plot([value] * len(outcomes), outcomes, ".", color=line["color"], ms=3, alpha=0.6)
     axes.set(xlabel=sweep.key, ylabel=outcome.title, xscale="log" if sweep.is_logarithmic else "linear")
-    axes.set_xticks(sweep.values, [setting(float(f"{value:.3g}")) for value in sweep.values], rotation=45, ha="right")
+    axes.set_xticks(sweep.values, sweep.labels, rotation=45, ha="right")
     axes.minorticks_off()

@@ -10,21 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Run, in_bins, rounded
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Run, in_bins, rounded, running_total
 from rlstab.config.document import Document
 from rlstab.errors import ReportError, reason
 from rlstab.logs.source import read_logs
-from rlstab.report.runs import LeftOut, RunRecord, Status, objective_names, running_total, setting_of
+from rlstab.report.runs import LeftOut, RunRecord, Status, objective_names
 from rlstab.run_files import ABOUT, CONFIG, METRICS, OUT
 from rlstab.safe_read import MOST_NUMBER, as_float, as_step, gaps, read_bytes, read_mapping, read_object, readable
-
-#: A folder with any of these files is a run folder.
-FILES = (METRICS, CONFIG, ABOUT)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds one run, by its own files or by what a bench wrote about a run that never began."""
-    return any((folder / name).is_file() for name in FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
 
 
 def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:
@@ -51,9 +43,10 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
             if status is None:
                 return LeftOut(str(folder), str(error))
             run = Run(metrics={})
-        status = status or ("finished" if record.get("status") == "finished" else "unfinished")
+        ended = record.get("status") == "finished"
     else:
         run = _own(folder, config, remarks)
+        ended = run.planned is not None and run.rollouts >= run.planned
         if not run.metrics and not run.evaluations and status is None:
             return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
     seed = as_step(record.get("seed", config.get("seed")))
@@ -66,7 +59,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         setting=_text(record.get("setting")) or "default",
         method=method,
         seed=seed or 0,
-        status=status or ("finished" if run.ended else "unfinished"),
+        status=status or ("finished" if ended else "unfinished"),
         error=_text(record.get("error")),
         config=config,
         about={**({"cpu": bench["cpu"]} if "cpu" in bench else {}), **about},
@@ -121,13 +114,12 @@ def _own(folder: Path, config: Mapping[str, Any], remarks: list[str]) -> Run:
     rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
     spent = {"seconds": seconds, "tokens": metrics.get("response/tokens", EMPTY)}
     totals = {unit: running_total(curve, rollouts) for unit, curve in spent.items()}
-    planned = setting_of(config, "optimisation.rollouts")
     return Run(
         metrics=metrics,
         evaluations=evaluations,
         largest={name: in_bins(metrics[name], rollouts, largest=True) for name in metrics if "/largest" in name},
         spent={unit: total for unit, total in totals.items() if total is not None},
-        ended=isinstance(planned, int) and rollouts >= planned,
+        config=config,
     )
 
 

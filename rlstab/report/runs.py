@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from rlstab.bins import WIDTH, Curve, Run, Sign, bin_weights, binned, evaluated, rounded
-from rlstab.config.user_code import portable
+from rlstab.bins import Curve, Run, Sign, bin_weights, binned, evaluated
 
 #: Between the names of several parts.
 JOINED = " + "
@@ -73,12 +72,6 @@ class RunRecord(RunFacts, Run):
     written: float = 0.0
 
     @property
-    def planned(self) -> int | None:
-        """Rollouts that the configuration asks for."""
-        planned = setting_of(self.config, "optimisation.rollouts")
-        return planned if isinstance(planned, int) else None
-
-    @property
     def title(self) -> str:
         """Bench, setting, method and seed, for texts."""
         return " ".join([*([self.bench] if self.bench else []), self.setting, self.method, f"seed {self.seed}"])
@@ -127,9 +120,9 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     names = []
     for item in items:
         if isinstance(item, Mapping) and "name" in item:
-            name, observed = str(portable(item["name"])), item.get("method")  # a class in a file is not loaded
+            name, observed = _short(item), item.get("method")
             if name == "observe" and isinstance(observed, Mapping) and "name" in observed:
-                name = f"observe_{portable(observed['name'])}"  # as in metrics
+                name = f"observe_{_short(observed)}"  # as in metrics
             names.append(name)
     return [
         f"{name}_{names[: index + 1].count(name)}" if names.count(name) > 1 else name
@@ -137,12 +130,9 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def setting_of(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of a resolved run; None if there is none."""
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+def _short(method: Mapping[str, Any]) -> str:
+    """The name of a method, without the folder of the file that has its class."""
+    return str(method["name"]).rpartition("/")[2]
 
 
 def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -172,12 +162,3 @@ def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
     counts = bin_weights(record.bin_width, ends)
     index = int(np.where(counts == counts.max(), values, -np.inf).argmax())
     return float(values[index]), int(ends[index]), int(counts[index])
-
-
-def running_total(curve: Curve, last: int) -> Curve | None:
-    """The sum of a metric up to the end of each bin; None unless each rollout from 1 to ``last`` has a value."""
-    rollouts, values = curve
-    if not last or len(rollouts) != last or not np.isfinite(values).all():
-        return None
-    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last))
-    return ends.astype(np.int64), np.array([rounded(total) for total in np.cumsum(values)[ends - 1]], dtype=np.float64)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from functools import cached_property
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -47,11 +48,6 @@ class SweepPoint:
         """Whether every run finished, none collapsed, and none ended below its start."""
         return not (self.collapsed or self.below_start or self.unknown)
 
-    @property
-    def unstable(self) -> bool:
-        """Whether a run collapsed or ended below its start; if neither this nor :attr:`stable`, it is unclear."""
-        return bool(self.collapsed or self.below_start)
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -62,31 +58,47 @@ class Sweep:
         key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; for ``rollout.precision``, values
             are the coarseness of the weights.
         values: ascending.
-        points: one for each method and value.
-        highest: the highest value at which a method is stable and at every lower one too, or None; by method.
-        unclear: the value above these that cannot be judged, by method; methods unstable there are left out.
+        points: one for each method and value, ascending for each method.
     """
 
     bench: str
     key: str
     values: list[float]
     points: list[SweepPoint]
-    highest: dict[str, float | None]
-    unclear: dict[str, float]
+
+    @cached_property
+    def by_method(self) -> dict[str, dict[float, SweepPoint]]:
+        """The points by method and value."""
+        methods = grouped(self.points, attrgetter("method")).items()
+        return {method: {point.value: point for point in points} for method, points in methods}
+
+    @cached_property
+    def highest(self) -> dict[str, float | None]:
+        """By method, the highest value at which it is stable and at every lower one too; None if there is none."""
+        stable = attrgetter("stable")
+        return {
+            method: max((point.value for point in takewhile(stable, points.values())), default=None)
+            for method, points in self.by_method.items()
+        }
+
+    def highest_stable(self, method: str) -> str:
+        """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
+        highest = self.highest[method]
+        next_point = next((point for point in self.by_method[method].values() if not point.stable), None)
+        if next_point and not next_point.collapsed and not next_point.below_start:
+            unclear = f"{setting(next_point.value)} cannot be judged"
+            return f"cannot be told ({unclear})" if highest is None else f"at least {setting(highest)} ({unclear})"
+        return f"none of {len(self.values)}" if highest is None else setting(highest)
+
+    @property
+    def labels(self) -> list[str]:
+        """The values with three digits."""
+        return [setting(float(f"{value:.3g}")) for value in self.values]
 
     @property
     def is_logarithmic(self) -> bool:
         """Whether its axis is: over more than a factor of four, since rates are tried by factors."""
         return self.values[0] > 0 and self.values[-1] / self.values[0] >= 4
-
-
-def highest_stable(sweep: Sweep, method: str) -> str:
-    """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
-    highest = sweep.highest[method]
-    if method in sweep.unclear:
-        unclear = f"{setting(sweep.unclear[method])} cannot be judged"
-        return f"cannot be told ({unclear})" if highest is None else f"at least {setting(highest)} ({unclear})"
-    return f"none of {len(sweep.values)}" if highest is None else setting(highest)
 
 
 def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
@@ -121,15 +133,7 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     values = {run.setting: float(_value(run, key)) for run in runs if run.config}
     groups = grouped((run for run in runs if run.setting in values), lambda run: (run.method, values[run.setting]))
     points = [_point(method, value, group) for (method, value), group in sorted(groups.items())]
-    highest: dict[str, float | None] = {}
-    unclear: dict[str, float] = {}
-    for method, group in groupby(points, lambda point: point.method):
-        ascending = list(group)
-        stable = list(takewhile(lambda point: point.stable, ascending))
-        highest[method] = stable[-1].value if stable else None
-        if len(stable) < len(ascending) and not ascending[len(stable)].unstable:
-            unclear[method] = ascending[len(stable)].value
-    return Sweep(bench, key, sorted(set(values.values())), points, highest, unclear)
+    return Sweep(bench, key, sorted(set(values.values())), points)
 
 
 def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:

@@ -44,7 +44,7 @@ def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
     def row(method: str, cell: Cell, paired: Paired | None) -> TableRow:
         remarks = [paired.remark, in_words(paired, outcome)] if paired else []
         remarks = [text for text in remarks if text] or ([cell.summary.how] if cell.summary.low is None else [])
-        rate = table.collapses[method].losses.rate
+        rate = table.losses[method].rate
         if cell.values and 0 < rate.hits == rate.count:
             remarks.append("of lost runs, since none survived")
         evaluated = outcome.name.startswith("eval/")

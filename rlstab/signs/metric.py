@@ -52,28 +52,36 @@ class Metric:
     Attributes:
         name: its name.
         steps, values: as logged; finite.
-        start, end: its means over the first and the last tenth of the lines; 0 without any.
-        smooth: its means over a few neighbours.
-        bottom: the value from which a share of it is counted: 0; or of rewards below 0, -1, or their lowest level.
     """
 
     name: str
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
 
-    def __post_init__(self) -> None:
-        self.start = self.end = self.bottom = 0.0
-        self.smooth = self.values
-        if not len(self.values):
-            return
-        tenth = max(FEW, len(self.values) // 10)
-        self.start, self.end = float(self.values[:tenth].mean()), float(self.values[-tenth:].mean())
-        sums, counts = (
-            np.convolve(line, np.ones(NEIGHBOURS), "same") for line in (self.values, np.ones(len(self.values)))
-        )
-        self.smooth = np.asarray(sums / counts)
-        lowest = float(self.smooth.min())
-        self.bottom = min(lowest, -1.0) if lowest < 0 else 0.0
+    @cached_property
+    def start(self) -> float:
+        """Its mean over the first tenth of the lines; 0 without any."""
+        return float(self.values[: self._tenth].mean()) if len(self.values) else 0.0
+
+    @cached_property
+    def end(self) -> float:
+        """Its mean over the last tenth of the lines; 0 without any."""
+        return float(self.values[-self._tenth :].mean()) if len(self.values) else 0.0
+
+    @property
+    def _tenth(self) -> int:
+        return max(FEW, len(self.values) // 10)
+
+    @cached_property
+    def smooth(self) -> NDArray[np.float64]:
+        """Its means over a few neighbours."""
+        return running_means(self.values, NEIGHBOURS)
+
+    @cached_property
+    def bottom(self) -> float:
+        """The value from which a share of it is counted: 0; or of rewards below 0, -1, or their lowest level."""
+        lowest = float(self.smooth.min(initial=0.0))
+        return min(lowest, -1.0) if lowest < 0 else 0.0
 
     def begins(self, level: float, rises: bool) -> int:
         """The step from which the values are beyond a level for good.
@@ -107,6 +115,14 @@ class Metric:
         """Whether it rises more slowly after a step than before, beyond doubt, or falls."""
         before, after = self.slope(until=step), self.slope(after=step)
         return after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])
+
+
+def running_means(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """``(n,)`` means of ``width`` values around each, fewer at both ends."""
+    if not len(values):
+        return values
+    sums, counts = (np.convolve(line, np.ones(width), "same") for line in (values, np.ones(len(values))))
+    return np.asarray(sums / counts)
 
 
 def noise(values: NDArray[np.float64]) -> float:
@@ -249,6 +265,27 @@ def moved(
     if not (metric.end > limit if rises else metric.end < limit) or not change.is_real:
         return absent(text)
     return present(metric.begins(limit, rises), text, (metric.end - bottom) / before if before > 0 else None, harm=harm)
+
+
+def lost_at_once(metric: Metric, share: float, least: float) -> tuple[int, float] | None:
+    """The step from which a curve has lost what it had in its first line or two, and its value before.
+
+    No order of so few values is improbable, but their distance from all later ones is: it is larger than the range of
+    those.
+
+    Args:
+        metric: the curve.
+        share: of the first values, below which all later ones are.
+        least: the first values are higher above the bottom: less may be one lucky answer.
+    """
+    for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):
+        first, later = metric.values[:count], metric.values[count:]
+        lowest, highest = float(first.min()), float(later.max())
+        height = lowest - metric.bottom
+        below = height > least and highest - metric.bottom < share * height
+        if below and lowest - highest > highest - float(later.min()):
+            return int(metric.steps[count]), float(first.mean())
+    return None
 
 
 def absent(text: str) -> Sign:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rlstab.bins import Sign
-from rlstab.signs.metric import DOUBT, FEW, FEWEST, SHORTEST, Metric, Shift, absent, moved, noise, present
+from rlstab.signs.metric import DOUBT, FEW, FEWEST, SHORTEST, Metric, Shift, absent, lost_at_once, moved, noise, present
 from rlstab.signs.sign import FORMS, PARTS, Curves, detector, unjudged
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
@@ -56,7 +56,7 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     if refusal := unjudged(metric, SHORTEST):
         return refusal
     bottom = metric.bottom
-    if collapse := lost_at_once(metric):
+    if collapse := lost_at_once(metric, KEPT, HARD):
         step, first = collapse
         share = (metric.end - bottom) / (first - bottom)
         return present(step, f"{metric.end:.3g} at the end, {first:.3g} in the first lines", share, harm=True)
@@ -76,22 +76,6 @@ def died(curves: Curves, metric: Metric) -> int | None:
     if not early or len(later) < FEW or later.max() > BROKEN:
         return None
     return int(metric.steps[min(earned, len(metric.steps) - 1)])
-
-
-def lost_at_once(metric: Metric) -> tuple[int, float] | None:
-    """The step from which a run has lost what it had in its first line or two, and the reward before.
-
-    No order of so few values is improbable, but their distance from all later ones is: it is larger than the range of
-    those. A reward of nearly nothing may be one lucky answer.
-    """
-    bottom = metric.bottom
-    for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):
-        first, later = metric.values[:count], metric.values[count:]
-        least, highest = float(first.min()), float(later.max())
-        below = least - bottom > HARD and highest - bottom < KEPT * (least - bottom)
-        if below and least - highest > highest - float(later.min()):
-            return int(metric.steps[count]), float(first.mean())
-    return None
 
 
 @detector(

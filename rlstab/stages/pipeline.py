@@ -38,7 +38,7 @@ class Pipeline:
             Conflict: two stages of a kind that a run has once, one stage twice, or two that exclude each other.
         """
         for stage in stages:
-            check_declared(type(stage).__qualname__, "needs", stage.needs, stage)
+            check_declared(type(stage).__qualname__, "needs", stage.needs)
         names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:
@@ -50,7 +50,8 @@ class Pipeline:
             if len(named) > 1:
                 first, second = named[:2]
                 raise Conflict(
-                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them."
+                    f"'{first.name}' and '{second.name}' both {does}, and one stage can. Remove one of them; if "
+                    f"presets bring them, list one under `stages`."
                 )
         return cls(
             selectors[0] if selectors else InOrder(),

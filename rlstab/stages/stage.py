@@ -15,7 +15,7 @@ ranks: information about other groups comes from the settled statistics. Randomn
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from rlstab import Mean, Settled, State
 from rlstab.core.method import Method
 from rlstab.errors import MethodError
-from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
+from rlstab.stages.response_batch import ResponseBatch
 
 
 class Stage(Method[ResponseBatch]):
@@ -37,8 +37,6 @@ class Stage(Method[ResponseBatch]):
     """
 
     kind: ClassVar[str]
-    known_needs = Method.known_needs | EVIDENCE.keys()
-    always = {field.name for field in fields(ResponseBatch)} - EVIDENCE.keys()
     excludes = {}
 
     def _empty_part(self) -> ResponseBatch:

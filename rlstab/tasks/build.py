@@ -61,7 +61,7 @@ def load_task(settings: UserTaskSettings) -> type:
     """
     if is_user_code(settings.code):
         fix = "Name a class with the methods `example` and `score`."
-        return load_class(Document.of({}), settings.code, ("task", "name"), "a task", fix)
+        return load_class(Document({}), settings.code, ("task", "name"), "a task", fix)
     point = entry_point(TASK_GROUP, settings.code, "task.code", "path/to/file.py:Name")
     with blamed(f"task.code: loading '{settings.code}' ({point.value})", "Correct the package that has it"):
         cls: object = point.load()

@@ -17,12 +17,12 @@ from rlstab.extras import require
 from rlstab.stages.stage import PromptSelector, Stage
 from rlstab.testing import fresh_process, tolerances
 from rlstab.testing.agreement import BrokenLaw
-from rlstab.testing.edges import Edge, count, edges_of, rich_step, sharpened
+from rlstab.testing.edges import Edge, count, draw_step, edges_of
 from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial
-from rlstab.testing.rollouts import Rollout, draw_run
+from rlstab.testing.rollouts import draw_run
 from rlstab.testing.stage_laws import STAGE_LAWS
-from rlstab.testing.steps import Step, draw_step, large_step
+from rlstab.testing.steps import large_step
 
 #: The first law of methods and of stages: if it is broken, no other is checked.
 RUNS = "runs"
@@ -205,25 +205,22 @@ class _Check:
             yield self.trial("large", 1)
         if law.name == "oracle" and self.oracle is not None:  # every threshold of the method is hit exactly
             for number in range(count(self.edges)):
-                yield Trial([rich_step(number, self.extra, self.edges)], number, self.pickled)
+                yield Trial([draw_step(number, self.extra, self.edges)], number, self.pickled)
 
     def draw(self, draws: str, number: int) -> Trial:
         """One trial, shared by all laws that draw alike."""
-        chain = self._rollouts(draws, number) if isinstance(self.method, Stage) else self._steps(draws, number)
-        return Trial(chain, number, self.pickled)
-
-    def _steps(self, draws: str, number: int) -> Sequence[Step]:
-        if draws == "large":
-            return [large_step(self.extra)] * 2
-        extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
-        if number >= self.examples - 2:  # the last two are the richest
-            return [rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1)]
-        steps = [draw_step(number + later, 1 + number // 2, self.extra, extreme=extreme) for later in (0, 10**6)]
-        return [sharpened(step, number, edges) for step in steps]
-
-    def _rollouts(self, draws: str, number: int) -> Sequence[Rollout]:
         extreme, large = draws == "extreme", draws == "large"
-        return draw_run(number, tuple(self.extra), 4 + number // 2, extreme=extreme, large=large)
+        chain: Sequence[Any]
+        if isinstance(self.method, Stage):
+            chain = draw_run(number, tuple(self.extra), 4 + number // 2, extreme=extreme, large=large)
+        elif large:
+            chain = [large_step(self.extra)] * 2
+        else:  # the last two are rich
+            edges, rich = self.edges if draws == "sharp" else (), number >= self.examples - 2
+            size, later = (None, 1) if rich else (1 + number // 2, 10**6)
+            options: Any = {"size": size, "extreme": extreme}
+            chain = [draw_step(seed, self.extra, edges, **options) for seed in (number, number + later)]
+        return Trial(chain, number, self.pickled)
 
     def may_refuse(self, trial: Trial) -> bool:
         """Whether raising ``OutOfRange`` is allowed in a trial.
@@ -235,7 +232,7 @@ class _Check:
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
         if isinstance(self.method, TokenObjective):
             return False
-        reward_pairs = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
+        reward_pairs = [(rollout.responses.rewards, rollout.columns["raw_rewards"]) for rollout in trial.chain]
         return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in reward_pairs for rewards in pair)
 
     def check(self, law: Law) -> Result:

@@ -1,14 +1,9 @@
-"""Edge cases in which similar methods differ: ties, values exactly on a threshold, ratios far from 1 and of exactly 1.
-
-Continuous random numbers hit none of these. A step of :mod:`rlstab.testing.steps` is sharpened here before a law sees
-it.
-"""
+"""Values exactly on a threshold of a method, in which similar methods differ; random numbers hit none of them."""
 
 import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
@@ -19,15 +14,13 @@ from rlstab.core.batch import BASICS, LOGPROBS, MARKS
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.testing.fresh_process import methods_of
-from rlstab.testing.steps import Step, domain_of, make_step
+from rlstab.testing.steps import KINDS, Step, domain_of, make_step
 
 #: Values of a token that lie exactly on a threshold, by the names of :attr:`Step.columns`.
 Edge: TypeAlias = Mapping[str, float]
 
 #: Thresholds that are common in code, for methods without a setting or literal.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
-#: Quantities that do not follow from one token's numbers: a copy of a token keeps them.
-_OF_THE_ROW = frozenset({"advantages", "turn_reward", *MARKS})
 #: Log-probs whose differences methods compare; that of the first two is the ratio's.
 _COMPARED = ("live_logprobs", *(name for name in LOGPROBS if name != "max_logprobs"))
 
@@ -70,10 +63,17 @@ def numbers_of(method: TokenObjective) -> list[float]:
     return list(dict.fromkeys(number for number in numbers if number == 0 or 1e-6 <= abs(number) <= 1e3))[:24]
 
 
+def read_by(method: Method[Any]) -> set[str]:
+    """Names of the evidence that a method or stage may read, and of live outputs as ``live_<name>``."""
+    if not isinstance(method, TokenObjective):
+        return set(method.needs)
+    live = {f"live_{name}" for name in ("logprobs", *method.live_needs)}
+    return {"advantages", *BASICS, *method.needs, *live}
+
+
 def edges_of(method: TokenObjective) -> Iterator[Edge]:
     """Values that put a quantity that a method may compare on each number that it may compare it with."""
-    read = {"advantages", "live_logprobs", *BASICS, *method.needs, *(f"live_{name}" for name in method.live_needs)}
-    read -= {*MARKS, "turn_reward"}
+    read = read_by(method) - {*MARKS, "turn_reward"}
     pairs = list(itertools.combinations([name for name in _COMPARED if name in read], 2))
     for number in dict.fromkeys([*numbers_of(method), *ROUND]):
         logs = [_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3]
@@ -90,8 +90,8 @@ def apart(name: str, less: str, gap: float) -> Edge:
     return {name: min(gap, 0.0), less: min(-gap, 0.0)} if gap else {name: -0.7, less: -0.7}
 
 
-#: Number of edges that fit into a rich step.
-_ROOM = 30
+#: Number of edges that fit into a rich step, and its responses.
+_ROOM, _RICH = 30, [7, 1, 10, 4, 10, 4, 7, 7]
 
 
 def count(edges: Sequence[Edge]) -> int:
@@ -99,65 +99,53 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """One of the optimizer steps with which laws begin: eight responses with some of everything.
-
-    Together, the first ``count(edges)`` of them have all edges.
-    """
-    spread = random.Random(1).sample(edges, len(edges))
-    step = make_step("mixed", (7, 1, 10, 4, 10, 4, 7, 7), 2, number, extra, extreme=extreme)
-    return sharpened(step, number, spread[number % count(edges) :: count(edges)])
-
-
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = ()) -> Step:
-    """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
+def draw_step(
+    number: int, extra: Sequence[str], edges: Sequence[Edge], *, size: int | None = None, extreme: bool = False
+) -> Step:
+    """One of the optimizer steps of the laws, the same for the same number.
 
     Args:
-        step: with continuous random numbers.
-        seed: the seed of all choices.
-        edges: to put tokens on, each on one as far as there are tokens with an advantage, and the others just next to
-            one. Without any, some tokens have values so close to 0 that float32 rounding matters, and ratios stay
-            moderate: a threshold and its value may fall on different sides in another precision.
+        number: the number of the step; the first ``count(edges)`` rich ones together have all edges for which there
+            are tokens with an advantage.
+        extra: names of user-defined signals to draw, see :func:`make_step`.
+        edges: values to put tokens on, see :func:`edges_of`.
+        size: up to one more than this many rows, of up to one more than this many tokens, at most 8 each; None makes a
+            rich step, eight responses with some of everything.
+        extreme: whether values go as far as numbers can, see :func:`make_step`.
     """
-    if not len(step):
+    draw, kind, group, lengths = random.Random(number), "mixed", 2, _RICH
+    if size is not None:
+        longest = min(8, 1 + size)
+        lengths = [draw.randint(0, longest) for _ in range(draw.randint(1, longest))]
+        lengths[0] += sum(lengths) == 2  # two tokens have one covariance, of which rounding would choose
+        kind, group = list(KINDS)[min(3, number % 7)], draw.choice([1, 2, 4])  # four in seven are mixed
+    return sharpened(make_step(kind, lengths, group, number, extra, extreme=extreme), number, edges)
+
+
+def sharpened(step: Step, number: int, edges: Sequence[Edge]) -> Step:
+    """The step with tokens on some of the edges or just next to one; ``number`` chooses which.
+
+    Each token that has an advantage takes an edge of its own as long as there are any, then a value next to one. All
+    tokens of some responses lie on one edge.
+    """
+    # a method may declare what does not exist
+    edges = [edge for edge in edges if edge.keys() <= step.columns.keys()]
+    if not edges:
         return step
-    draw = random.Random(seed)
-    columns = {name: values.tolist() for name, values in step.columns.items()}
-    edges = [edge for edge in edges if edge.keys() <= columns.keys()]  # a method may declare what does not exist
-    compared = [name for name in columns if name not in _OF_THE_ROW]
-    models = [{name: columns[name][token] for name in compared} for token in draw.choices(range(len(step)), k=3)]
-    far = 6.9 if edges else 0.9
-    columns["advantages"] = [math.copysign(math.ceil(abs(2 * value)) / 2, value) for value in columns["advantages"]]
-    remaining = draw.sample(edges, len(edges))
-    of_rows = [draw.choice(edges) if edges and draw.random() < 0.2 else {} for _ in step.units]
+    draw, columns = random.Random(number), {name: values.tolist() for name, values in step.columns.items()}
+    remaining = random.Random(1).sample(edges, len(edges))[number % count(edges) :: count(edges)]
+    of_rows = [draw.choice(edges) if draw.random() < 0.2 else {} for _ in step.units]
     for token, row in enumerate(step.sequence.tolist()):
-        model, also_live, factor = draw.choice(models), draw.random() < 0.5, 1 + draw.choice([0.0] * 8 + [-1e-4, 1e-4])
-        changes: dict[str, float] = {}
-        if draw.random() < 0.8:
-            copied = (name for name in compared if also_live or not name.startswith("live_"))
-            changes |= {name: model[name] * factor for name in copied}
-        if draw.random() < 0.1:  # the policies agree to the bit on a token
-            changes |= dict.fromkeys(_COMPARED[:3], columns["logprobs"][token])
-        elif draw.random() < 0.2:  # or two of them differ by a factor of up to a thousand
-            changes |= apart(*draw.choice(list(itertools.combinations(_COMPARED, 2))), draw.uniform(-far, far))
-        changes |= of_rows[row]
-        if edges and columns["advantages"][token]:
+        changes = dict(of_rows[row])
+        if columns["advantages"][token]:
             nearby = 1 + draw.choice([-1e-4, -1e-9, 1e-9, 1e-4])
-            edge = draw.choice(edges)
-            changes |= remaining.pop() if remaining else {name: value * nearby for name, value in edge.items()}
-        elif not edges and draw.random() < 0.2:
-            signs = {name: 1 if domain_of(name)[1] > 0 else -draw.choice((1, 2)) for name in compared}
-            changes |= {name: sign * 2.0**-20 for name, sign in signs.items()}
+            changes |= remaining.pop() if remaining else {k: value * nearby for k, value in draw.choice(edges).items()}
         for name, value in changes.items():
             columns[name][token] = value
     columns["max_logprobs"] = list(map(max, columns["max_logprobs"], columns["logprobs"]))
-    tensors = {
-        name: torch.tensor(values, dtype=torch.float64).clamp(*domain_of(name)) for name, values in columns.items()
-    }
-    # the number of a group is not an index into a list
-    labels = torch.tensor(draw.sample(range(5, 500), int(step.group_ids.max()) + 1))
-    live = {name: tensors.pop(f"live_{name}") for name in step.live}
-    return replace(step, evidence=tensors, live=live, group_ids=labels[step.group_ids])
+    return step.given(
+        **{name: torch.tensor(values, dtype=torch.float64).clamp(*domain_of(name)) for name, values in columns.items()}
+    )
 
 
 def _log(number: float) -> float:

@@ -28,9 +28,11 @@ from typing import Any
 import torch
 
 from rlstab import TokenObjective
+from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.errors import ProcessError
+from rlstab.stages.response_batch import EVIDENCE
 from rlstab.testing.watch import Shared
 
 #: Seconds that a method may take for one question.
@@ -52,7 +54,8 @@ def methods_of(method: Method[Any]) -> list[Any]:
 
 def own_signals(method: Method[Any]) -> list[str]:
     """The user-defined signals that a method or stage reads."""
-    return sorted(method.needs - method.known_needs - method.always)
+    evidence = () if isinstance(method, TokenObjective) else EVIDENCE
+    return sorted(method.needs - {*SIGNALS, *BASICS, *evidence})
 
 
 @dataclass(frozen=True)

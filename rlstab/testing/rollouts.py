@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
-from rlstab.stages.stage import Offer, Stage
+from rlstab.stages.stage import Offer
 from rlstab.testing.steps import make_step, other_values
 
 #: Number of different prompts of the task; a selector is also offered unlimited ones.
@@ -32,21 +32,17 @@ class Rollout:
 
     Attributes:
         responses: all of them, with all evidence; the prompts are those of a run without a tested selector.
-        slots: ``(S,)`` index of the chosen prompt that each response answers.
         offer: the offer to a selector.
     """
 
     responses: ResponseBatch
-    slots: Tensor
     offer: Offer
 
     def __repr__(self) -> str:
         responses = self.responses
         if len(responses) > 100:
             return f"Rollout({self.offer.rollout}, {len(responses)} responses in {responses.groups} groups)"
-        rewards = [
-            responses.rewards[responses.group == group].mul(1e3).round().div(1e3).tolist() for group in self.units
-        ]
+        rewards = [responses.rewards[responses.group == group].round(decimals=3).tolist() for group in self.units]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
     @property
@@ -66,7 +62,8 @@ class Rollout:
         width = int(picked.lengths.max()) if len(picked) else 0
         extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
-            picked = replace(picked, prompt_ids=chosen[self.slots[where]])
+            slots = self.responses.prompt_ids.unique(return_inverse=True)[1]
+            picked = replace(picked, prompt_ids=chosen[slots[where]])
             extra["prompt_features"] = features(picked.prompt_ids)
         return replace(picked, extra=extra)
 
@@ -92,7 +89,7 @@ class Rollout:
     def shuffled(self, seed: int) -> tuple[Rollout, Tensor]:
         """The responses in another order, both groups and members, and the ``(S,)`` order."""
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
-        return replace(self, responses=self.responses.select(order), slots=self.slots[order]), order
+        return replace(self, responses=self.responses.select(order)), order
 
     @property
     def ids(self) -> tuple[Tensor, Tensor]:
@@ -114,31 +111,25 @@ class Rollout:
 
     def padded(self, fill: float) -> Rollout:
         """The same responses with other numbers in the padding after their ends."""
-        responses = self.responses
-        after = torch.arange(responses.limit) >= responses.lengths.unsqueeze(-1)
-        fills = {"block_ids": fill % BLOCKS}
-        extra = {
-            name: values.masked_fill(after, fills.get(name, fill)) if of_tokens(name) else values
-            for name, values in responses.extra.items()
+        after = torch.arange(self.responses.limit) >= self.responses.lengths.unsqueeze(-1)
+        fills = dict.fromkeys(filter(of_tokens, self.columns), fill) | {"block_ids": fill % BLOCKS}
+        filled = {
+            name: values.masked_fill(after, fills[name]) for name, values in self.columns.items() if name in fills
         }
-        return self._with(extra=extra)
+        return self._with(extra={**self.columns, **filled})
 
     @property
-    def evidence(self) -> Mapping[str, Tensor]:
+    def columns(self) -> Mapping[str, Tensor]:
         """The evidence of the responses by name."""
         return self.responses.extra
 
-    def only(self, stage: Stage) -> Rollout:
-        """The same rollout with only the evidence that a stage declares."""
-        return self._with(extra={name: values for name, values in self.evidence.items() if name in stage.needs})
-
-    def without(self, name: str) -> Rollout:
-        """The same rollout without one kind of evidence."""
-        return self._with(extra={other: values for other, values in self.evidence.items() if other != name})
+    def only(self, names: Collection[str]) -> Rollout:
+        """The same rollout with only the evidence of these names."""
+        return self._with(extra={name: values for name, values in self.columns.items() if name in names})
 
     def varied(self, name: str) -> tuple[Rollout, Rollout]:
         """The rollout, and with other values of one kind of evidence."""
-        return self, self._with(extra={**self.evidence, name: other_values(name, self.evidence[name])})
+        return self, self._with(extra={**self.columns, name: other_values(name, self.columns[name])})
 
     def rolled(self) -> Rollout:
         """Each response with the reward of the previous one: the same shapes, other numbers."""
@@ -200,7 +191,7 @@ def make_rollout(
     """One rollout with groups of some sizes, each of a kind of its own; a pure function of its arguments.
 
     Rewards of a group are graded, tied, right or wrong, or equal; it may be a branch, often cut off, or another group
-    of the same prompt.
+    of the same prompt. Evidence about tokens is in float32, with zeros after the end.
 
     Args:
         sizes: the sizes of its groups.
@@ -215,7 +206,7 @@ def make_rollout(
     """
     rng = torch.Generator().manual_seed(draw)
     groups, rows = len(sizes), sum(sizes)
-    group = torch.repeat_interleave(torch.arange(groups), torch.tensor(sizes, dtype=torch.int64))
+    group = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
 
     def numbers(*shape: int) -> Tensor:
         return torch.rand(shape, generator=rng, dtype=torch.float64)
@@ -224,66 +215,58 @@ def make_rollout(
         """Random numbers from ``low`` to ``high``, both included."""
         return low + (numbers(*high.shape) * (high - low + 1)).long()
 
+    def graded(*shape: int) -> Tensor:
+        """Rewards of 0, a half and 1."""
+        return (3 * numbers(*shape)).floor() / 2
+
     by_response, shared = numbers(rows), numbers(groups)[group]
-    rewards = [by_response, (by_response * 3).floor() / 2, (by_response < 0.5).double(), shared, shared.round()]
+    rewards = [by_response, graded(rows), by_response.round(), shared, shared.round()]
     if extreme is not None:
         rewards += [by_response if extreme <= 1 else extreme * (by_response - 0.5), 0.1 + 1e-13 * by_response]
     raw = torch.stack(rewards)[torch.randint(len(rewards), (groups,), generator=rng)[group], torch.arange(rows)]
-    added = -0.4 * numbers(rows) * shaped
 
     parent = whole(2, torch.full((groups,), limit))
     prefixes = torch.where(numbers(groups) < 0.2, whole(1, parent - 1), 0)
-    pivot = (prefixes.double() / parent)[group]
     room = limit - prefixes[group]
     full = numbers(rows) < numbers(groups)[group].square()
     lengths = torch.where(full, room, whole(1, room))
     ended = ~full | (numbers(rows) < 0.2)  # some end with their last token
 
-    slots = (numbers(groups) > 0.2).cumsum(0)
-    slots -= slots[:1].clone()
-    count = max(1, len(slots.unique()))
-    responses = ResponseBatch(
-        rewards=raw + added,
-        lengths=lengths.double(),
-        ended=ended,
-        prompt_ids=torch.randperm(PROMPTS, generator=rng)[slots[group]],
-        group_ids=1000 * number + torch.randperm(200, generator=rng)[:groups][group],
-        sequence_ids=10_000 * number + 3 * torch.arange(rows),
-        given=prefixes[group],
-        pivot=pivot,
-        limit=limit,
-        extra={"raw_rewards": raw, **_evidence(lengths, ended, needs, rng, limit)},
-    )
-    order = torch.randperm(rows, generator=rng)
-    first = number % 2
-    offer = Offer(number, first, count, 8 * number + first, size, seed, features)
-    return Rollout(responses.select(order), slots[group][order], offer)
-
-
-def _evidence(
-    lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator, limit: int
-) -> dict[str, Tensor]:
-    """All known evidence by name, and requested signals: of tokens in float32, with zeros after the end."""
-    rows = len(lengths)
     signals = [name for name in needs if of_tokens(name) and name not in SIGNALS]
     step = make_step("mixed", lengths.tolist(), 1, int(torch.randint(2**31, (), generator=rng)), signals)
-    block = step.position * BLOCKS // limit
-    tokens = {**step.evidence, "truncated": (~ended)[step.sequence], "turn": block}
-
-    def laid(values: Tensor, fill: float) -> Tensor:
-        return torch.full((rows, limit), fill).index_put((step.sequence, step.position), values.float())
-
-    numbers = torch.rand((rows, 6 * BLOCKS), generator=rng, dtype=torch.float64)
-    earned, earned_by_block, parts, state, outcome, norm = numbers.split(BLOCKS, 1)
-    turns = torch.arange(BLOCKS) <= (lengths.unsqueeze(-1).clamp(min=1) - 1) * BLOCKS // limit
-    return {
-        **{name: laid(values, 0.0) for name, values in tokens.items()},
-        "block_ids": laid(torch.where(step.position % 5 == 4, -1, block), -1.0).long(),
-        "turn_rewards": torch.where(turns, (3 * earned).floor() / 2, 0.0),
-        "turn_states": torch.where(turns, 1 + (2 * state).long(), 0),
-        "block_rewards": (3 * earned_by_block).floor() / 2,
-        "block_outcomes": (3 * outcome).long(),
-        "squared_gradient": 0.1 + norm[:, 0],
-        "reward_parts": (3 * parts).floor() / 2,
+    sampled = torch.arange(limit) < lengths.unsqueeze(-1)
+    block = torch.arange(limit) * BLOCKS // limit * sampled
+    blocks = torch.arange(BLOCKS) <= block.amax(-1, keepdim=True)
+    evidence = {
+        "raw_rewards": raw,
+        **{
+            name: torch.zeros(sampled.shape).masked_scatter(sampled, values.float())
+            for name, values in step.evidence.items()
+        },
+        "truncated": (~ended).unsqueeze(-1) * sampled.float(),
+        "turn": block.float(),
+        "block_ids": torch.where(sampled & (torch.arange(limit) % 5 < 4), block, -1),
+        "turn_rewards": torch.where(blocks, graded(rows, BLOCKS), 0.0),
+        "turn_states": whole(1, torch.full((rows, BLOCKS), 2)) * blocks,
+        "block_rewards": graded(rows, BLOCKS),
+        "block_outcomes": whole(0, torch.full((rows, BLOCKS), 2)),
+        "squared_gradient": 0.1 + numbers(rows),
+        "reward_parts": graded(rows, BLOCKS),
         "reward_weights": torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64).expand(rows, BLOCKS).clone(),
     }
+    prompts = torch.randperm(PROMPTS, generator=rng)[(numbers(groups) > 0.2).cumsum(0)]
+    responses = ResponseBatch.of(
+        raw - 0.4 * numbers(rows) * shaped,
+        1000 * (1 + number) + torch.randperm(200, generator=rng)[:groups][group],
+        limit=limit,
+        extra=evidence,
+        lengths=lengths,
+        ended=ended,
+        prompt_ids=prompts[group],
+        sequence_ids=10_000 * number + 3 * torch.arange(rows),
+        given=prefixes[group],
+        pivot=(prefixes / parent.double())[group],
+    )
+    first = number % 2
+    offer = Offer(number, first, max(1, len(prompts.unique())), 8 * number + first, size, seed, features)
+    return Rollout(responses, offer).shuffled(draw)[0]

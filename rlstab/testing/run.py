@@ -142,12 +142,11 @@ def _run_step(objective: TokenObjective, step: Step, parts: Parts, state: State,
     gradients = {f"the gradient of '{name}'": torch.zeros_like(values) for name, values in step.live.items()}
     outcome = Outcome(gradients, {"lr_scale": plan.lr_scale}, state=plan.state)
     for part, piece, batch in zip(parts, pieces, batches, strict=True):
-        leaves = piece.leaves()
+        tokens, leaves = step.indices(part)[piece.order], piece.leaves()
         out = plan.loss(batch, PolicyOutputs(**leaves))
         out.loss.backward()
         outcome.loss += out.loss.item()
         outcome.report.add(out.report)
-        tokens = step.indices(part)
         for gradient, leaf in zip(gradients.values(), leaves.values(), strict=True):
             if leaf.grad is not None:
                 gradient[tokens] = leaf.grad

@@ -103,7 +103,7 @@ def test_everything_that_can_be_said_is_exact(times: int) -> None:
     said = [own for own in (*alone, *presets, *random_compositions(75 * times, seed=4)) if HOST.refuses(own) is None]
     assert len(said) >= 40
     for number, own in enumerate([*said, *said[::-1]][: times * len(said)]):
-        step = step_of(KINDS[number % len(KINDS)], seed=number)
+        step = step_of(list(KINDS)[number % len(KINDS)], seed=number)
         rows = list(range(len(step.sequence_ids)))
         assert_exact(own, step, [rows[:2], rows[2:]], MEANS[number % len(MEANS)])
 

@@ -230,8 +230,8 @@ def test_a_job_that_is_killed_is_queued_again_and_goes_on(tmp_path: Path) -> Non
     thread.join()
     assert len(stopped) == len(bench.runs) == 2
     assert [starts(run) for run in bench.runs] == [[0, 7]] * 2
-    with pytest.raises(ConfigError, match=r"slurm\.tmie"):
-        run_bench(load_bench(of_commands(tmp_path, how="hang", seeds=1, slurm={"tmie": 3})), launcher="slurm")
+    with pytest.raises(ConfigError, match=r"tmie.* Valid arguments"):
+        run_bench(load_bench(of_commands(tmp_path, how="hang", seeds=1, slurm=slurm | {"tmie": 3})), launcher="slurm")
 
 
 def _parent(pid: int) -> int:

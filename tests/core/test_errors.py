@@ -207,10 +207,7 @@ MISTAKES: dict[type, dict] = {
         "writes misspelt": lambda: a_class(writes=frozenset({"wieght"})),
         "drift misspelt": lambda: a_class(reads_drift=frozenset({"samplr"})),
         "a property that returns text": lambda: compose(a_class(needs=property(lambda self: "entropies"))()),
-        "excludes as a set": lambda: a_class(excludes={"kl"}),
-        "excludes without a reason": lambda: a_class(excludes={"kl": None}),
         "setting of type dict": with_setting(dict, None),
-        "range on a text": with_setting(Annotated[str, Range(ge=1)], "1"),
         "annotation that cannot be resolved": with_setting("Unheard", None),
         "register an object": lambda: register(ClipHigher()),
         "register something that is not a method": lambda: register(int),
@@ -245,7 +242,6 @@ MISTAKES: dict[type, dict] = {
         "NaN bounds of tokens": planned(lambda b: Terms(bounds=Bounds(0.2, like(b, NAN)))),
         "a tensor in report": planned(lambda b: Terms(report={"share": b.advantages})),
         "a gate without a name": planned(lambda b: Terms(gates=Gate(same))),
-        "a gate of a number": planned(lambda b: Terms(gates={"": Gate(0.5)})),
         "a gate, where of floats": planned(lambda b: Terms(gates={"": Gate(abs, where=b.advantages)})),
         "a penalty that is a pair": planned(lambda b: Terms(penalties={"": (0.1, abs)})),
         "a penalty with a NaN coefficient": planned(lambda b: Terms(penalties={"": Penalty(NAN, abs)})),
@@ -277,9 +273,6 @@ MISTAKES: dict[type, dict] = {
             lambda b: Terms(ratio=lambda live, held: b.sequence_mean(live.logprobs))
         ),
         "an aggregate that returns a number": lost(lambda b: Terms(aggregate=half)),
-        "a penalty with an aggregate of text": planned(
-            lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate="tokens")})
-        ),
         "a penalty whose aggregate returns a number": lost(
             lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate=half)})
         ),
@@ -300,15 +293,11 @@ MISTAKES: dict[type, dict] = {
         "no state where one is needed": whole(compose(STARE())),
         "no state where the learning rate is scaled": whole(compose(ClipHigher(), Scale(lr=0.5))),
         "scope misspelt": lambda: make_plan(compose(), [], scope="micro"),
-        "one batch for the parts": lambda: make_plan(compose(), batch_of(ROWS)),
-        "a part that is not a batch": lambda: make_plan(compose(), [{"advantages": 1}]),
         "a batch of another plan": lambda: make_plan(compose(), [batch_of(ROWS)]).part(batch_of(ROWS)),
         "a part beyond the last": lambda: make_plan(compose(), [batch_of(ROWS)]).part(1),
-        "a tensor for the policy": whole(policy=lambda live: live.logprobs),
         "advantages of a list": padded(advantages=[1.0, 1.0]),
         "a float mask with NaN": padded(response_mask=torch.tensor([[1.0, NAN, 0.0], [1.0, 1.0, 1.0]])),
         "labels for a mask": padded(response_mask=torch.tensor([[1, 5, -100], [1, 1, 1]])),
-        "group_ids as a list": padded(group_ids=["a", "b"]),
         "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
         "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-1.5))),
         "sequence ids twice over parts": lambda: make_plan(compose(), [batch_of(ROWS[:1]), batch_of(ROWS[1:])]),
@@ -323,9 +312,6 @@ MISTAKES: dict[type, dict] = {
     MissingSignal: {
         "group_ids that were not given, within": lambda: make_plan(within(DropPunished(), PassRate()), [padded()()]),
         "log-probs that were detached": whole(policy=lambda live: replace(live, logprobs=live.logprobs.detach())),
-        "a statistic that was not measured": measured(
-            measure=lambda self, b: {"entropy": mean(b)}, advance=lambda self, state, stat: stat.mean("entropi")
-        ),
         "a penalty of constants": lost(
             lambda b: Terms(penalties={"": Penalty(0.1, lambda live, anchor: anchor.logprobs)})
         ),
@@ -384,7 +370,6 @@ MISTAKES: dict[type, dict] = {
         "a field of PolicyOutputs misspelt": lambda: PolicyOutputs(logprob=torch.zeros(5)),
         "a field of About misspelt": lambda: a_class(about=About(address={"token"})),
         "a bound of Range misspelt": lambda: Range(ge=0, let=1),
-        "compose with a misspelt setting": lambda: compose(S2TMask(), quantle=0.5),
         "a method misspelt": lambda: METHODS.get("s2tt"),
     },
     NonFinite: {

@@ -61,7 +61,7 @@ FLOORS = [
     {"errors", "visible"},
     {"bins", "run_files", "safe_read"},
     {"files", "signs"},
-    {"core", "console", "extras", "hub"},
+    {"core", "console", "dump_files", "extras", "hub"},
     {"logs"},
     {"kl_estimators", "signals", "stages", "summary"},
     {"zoo"},

@@ -66,6 +66,17 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
     assert read(tmp_path).rollouts == 30
 
 
+def test_runs_of_rlstab_below_a_folder_come_before_the_log_of_another_trainer_in_it(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "seed-0"
+    run.mkdir(parents=True)
+    (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
+    assert read(tmp_path).writer == "TRL"
+    (run / "metrics.jsonl").write_text((DATA / "healthy.jsonl").read_text())
+    (run / "config.yaml").write_text("objective: [{name: clip_higher}]\n")
+    log = read(tmp_path)
+    assert (log.path, log.writer, log.unit) == (str(run), "rlstab", "rollout")
+
+
 def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
     log = read(DATA / "trl_1_16" / "trainer_state.json")

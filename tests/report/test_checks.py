@@ -217,7 +217,7 @@ def test_what_is_said_of_a_situation(
         assert any(expected in check for check in comparison.checks), comparison.checks
     table = comparison.tables[0]
     if lost:
-        assert str(table.collapses["dapo"].losses.rate) == lost
+        assert str(table.losses["dapo"].rate) == lost
     if verdict:
         assert table.cells["dapo", "reward/area"].paired.verdict == verdict
 

@@ -140,7 +140,7 @@ def test_a_bench_says_what_it_calls_lost_and_a_results_file_keeps_it(tmp_path: P
         (tmp_path / "b/bench.json").write_text(json.dumps(about))
         loaded = load_runs(tmp_path / "b")
         for some in (loaded, load_runs(export_results(loaded, tmp_path / "x.jsonl"))):
-            assert compare(some).tables[0].collapses["dapo"].losses.rate.hits == lost
+            assert compare(some).tables[0].losses["dapo"].rate.hits == lost
 
 
 def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
     [table] = comparison.tables
     assert table.cells["stare", "eval/mean"].paired.seeds == (0, 1, 2, 3)
     assert sorted(table.cells["s2t", "eval/mean"].values) == [0, 1, 2, 3]
-    assert table.collapses["s2t"].runs == 5
+    assert table.losses["s2t"].runs == 5
     notes = "\n".join(comparison.notes)
     for part in ("leave out s2t seed 9 (unfinished)", "are missing in stare seed 8", "finished these seeds: stare 8."):
         assert part in notes
@@ -105,7 +105,7 @@ def test_every_run_below_its_start_is_the_first_sentence() -> None:
 
 def test_the_highest_stable_value_and_the_counts(sweep: Path) -> None:
     comparison = compare(load_runs(sweep))
-    counts = comparison.tables[1].collapses["grpo"]
+    counts = comparison.tables[1].losses["grpo"]
     assert [(counts.fired[name], counts.judged[name]) for name in ("reward_fall", "entropy_floor")] == [(3, 3), (0, 3)]
     [swept] = comparison.sweeps
     assert (swept.bench, swept.key, swept.values) == ("stability", "optimisation.lr", [1e-4, 2e-4, 4e-4])

@@ -10,6 +10,7 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
+from rlstab.look.find import read_logs
 from rlstab.report.collapse import fate_of
 from rlstab.report.comparison import compare, outcome_of
 from rlstab.report.load import load_runs
@@ -135,6 +136,12 @@ def test_a_report_reads_the_held_out_score_that_a_look_reads(name: str, tmp_path
     assert foreign(tmp_path, tmp_path / "none").evaluations == [
         {"rollout": step + 1, "eval/mean": step / 100} for step in (0, 20, 40)
     ]
+
+
+def test_a_look_at_a_run_of_a_bench_knows_the_trainer_that_made_it(tmp_path: Path) -> None:
+    launched(tmp_path / "seed-0", trl, seed=0, method="a")
+    (log,) = read_logs(tmp_path / "seed-0")
+    assert (log.writer, log.unit, log.rollouts) == ("TRL", "step", STEPS)
 
 
 def test_a_run_that_was_stopped_failed_or_logged_nothing_is_told(tmp_path: Path) -> None:

@@ -79,8 +79,7 @@ def test_right_answers_that_a_pattern_cannot_find_are_noted(tmp_path):
         ({"answer_pattern": r"#### (.+)"}, 0),
         ({"answer_pattern": r"<answer>\s*(.*?)\s*</answer>"}, 0),
         ({"answer_pattern": r"\\boxed\{([^}]+)\}"}, 0),
-        ({"answer_pattern": r"(?i)(?:final )?(?:answer|result)[: ]+(\S+)$"}, 0),
-        ({"answer_pattern": r"(?:^|x)[^=]*=\s(?P<answer>-?[\d,]+)\W?"}, 0),
+        ({"answer_pattern": r"^Answer:\s+(?P<answer>-?[\d,]+)\.$"}, 0),
         ({"answer_pattern": r"#### (\d+)"}, 2),
         ({"answer_pattern": r"#### ([\d,]{2,})"}, 3),
         ({"answer_pattern": r"#### ([a-z]+)"}, 5),
@@ -88,6 +87,8 @@ def test_right_answers_that_a_pattern_cannot_find_are_noted(tmp_path):
         told = never_right_of(file, **settings)
         assert told[0].startswith(f"note: {2 * wrong} of 10" if wrong else "right answers: 10 tried"), settings
         assert bool(wrong) == ("task.answer_pattern" in told[0])
+    for pattern in (r"(?:answer|result): (\S+)", r"=\s(-?[\d,]+)\W?", r"\((\d+)\)", r"#### (\d+)?"):
+        assert not never_right_of(file, answer_pattern=pattern), pattern  # no one text has the answer
 
 
 def test_what_editors_write_is_read(tmp_path):

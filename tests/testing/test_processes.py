@@ -34,7 +34,7 @@ def same_over(processes: Processes, objective: TokenObjective) -> None:
     """Two optimizer steps with state, ragged and padded; the second leaves all ranks but one without a part."""
     whole = ranked = None
     for number, cut in enumerate(([[0, 3], [1]], [[0], [1, 2, 3]])):
-        step = make_step("tied", [5, 0, 7, 4], 2, number, sorted(objective.needs & {"mine"}))
+        step = make_step("mixed", [5, 0, 7, 4], 2, number, sorted(objective.needs & {"mine"}))
         ranks = [[cut[0]], [cut[1], [2]]] if number == 0 else [[*cut], []]
         ranks += [[]] * (processes.count - 2)
         whole = run_whole(objective, step, whole.state if whole else None)

@@ -25,7 +25,7 @@ def test_a_rollout_could_be_drawn_in_a_run() -> None:
 
 
 def test_a_part_is_whole_groups_as_wide_as_they_need_with_the_prompts_that_were_chosen() -> None:
-    rollout = make_rollout([2, 3, 1], 1, ["my_signal"])
+    rollout = make_rollout([2, 3, 1], 2, ["my_signal"])
     part, whole = rollout.part([0, 2]), rollout.batch(torch.tensor([20, 7]))
     assert sorted(part.group_ids.unique().tolist()) == sorted(rollout.responses.group_ids.unique()[[0, 2]].tolist())
     assert part.extra["my_signal"].shape == (len(part), int(part.lengths.max()))

@@ -94,8 +94,7 @@ def test_the_loss_of_wapo_over_parts_and_ranks_that_tear_groups_apart() -> None:
     made = make_step("mixed", [3, 5, 2, 4, 1, 6, 2, 4, 3], 1, 1, ())
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[made.sequence]
     now = made.evidence["old_logprobs"] + 2 * (made.live["logprobs"] - made.evidence["logprobs"])
-    evidence, live = {**made.evidence, "advantages": advantages}, {**made.live, "logprobs": now}
-    step = replace(made, evidence=evidence, live=live, group_ids=torch.tensor(GROUPS))
+    step = replace(made.given(advantages=advantages, live_logprobs=now), group_ids=torch.tensor(GROUPS))
     total, ratios = 0.0, (now - made.evidence["old_logprobs"]).exp().tolist()
     for ratio, row in zip(ratios, step.sequence.tolist(), strict=True):
         if ADVANTAGES[row] > 0:

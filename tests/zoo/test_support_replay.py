@@ -130,7 +130,7 @@ def test_what_is_missing_or_does_not_fit_is_refused() -> None:
         response_mask=torch.ones(1, 2), advantages=torch.ones(1), old_logprobs=torch.full((1, 2), -1.0)
     )
     live = torch.full((2,), -1.0, requires_grad=True)
-    with pytest.raises(MissingSignal, match=r"without log_support_mass\. Pass .*support="):
+    with pytest.raises(MissingSignal, match=r"'log_support_mass', .* without it\. Pass .*token_signals"):
         compose(SupportReplay())(batch, PolicyOutputs(live))
     for wrong in (0.8, math.nan):  # a probability for its logarithm
         plan = compose(SupportReplay())

@@ -68,14 +68,6 @@ class TRLForward:
         )
         return {"logprobs": logprobs, "entropies": entropies}, aux
 
-    def outputs(
-        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
-    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
-        """The live outputs for the tokens of a planned part, and ``(B, T)`` signals that came with them, if any."""
-        signals, aux = self.signals(model, inputs, plan.objective.live_needs)
-        outputs = {name: signals[name] for name in {"logprobs", *plan.objective.live_needs}}
-        return PolicyOutputs.from_padded(which, **outputs), signals, aux
-
 
 class OwnForward:
     """rlstab's head after the model's forward, so that wrappers keep their hooks: it has every signal, and a backward
@@ -105,9 +97,8 @@ class OwnForward:
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         return self._padded(model, inputs, mask_on_cpu(inputs), {"logprobs", "entropies", *needs}), None
 
-    def outputs(
-        self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
-    ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
+    def outputs(self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch) -> PolicyOutputs:
+        """The live outputs for the tokens of a planned part: computed where they have a gradient."""
         rows, mask = plan.part(which).live_here or plan.live_rows(which), mask_on_cpu(inputs)
         is_live = torch.stack(list(rows.values())).any(0)
         where = torch.zeros_like(mask).masked_scatter(mask, is_live)
@@ -120,7 +111,7 @@ class OwnForward:
         packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in signals.items()}
         zero, is_live = sum(values.sum() * 0.0 for values in signals.values()), sent(is_live, which.logprobs.device)
         outputs = {name: torch.where(is_live, packed[name], constants[name]) + zero for name in rows}
-        return PolicyOutputs(**outputs), {}, None
+        return PolicyOutputs(**outputs)
 
     def _padded(
         self, model: Any, inputs: Inputs, where: Tensor, needs: Set[str], rows: Mapping[str, Tensor] | None = None

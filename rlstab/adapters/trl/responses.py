@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.adapters.evidence import signals_of
+from rlstab.adapters.evidence import hashes, signals_of
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.console import capital
 from rlstab.core.batch import BASICS, TokenBatch
@@ -93,17 +93,14 @@ def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> 
     Responses are numbered in their order, and responses to equal prompts on a rank are a group.
     """
     number = (step * ranks + rank) * sum(len(part["completion_ids"]) for part in parts)
-    groups: dict[tuple[int, ...], int] = {}
     for part in parts:
-        if SEQUENCE_IDS in part:
-            continue
-        ids = torch.arange(number, number + len(part["completion_ids"]))
-        prompts = (part["prompt_ids"] * part["prompt_mask"] - (1 - part["prompt_mask"])).tolist()  # padding is -1
-        keys = [tuple(token for token in prompt if token >= 0) for prompt in prompts]
-        part[SEQUENCE_IDS], number = ids, number + len(keys)
-        part[GROUP_IDS] = ids.new_tensor(
-            [groups.setdefault(key, id) for key, id in zip(keys, ids.tolist(), strict=True)]
-        )
+        if SEQUENCE_IDS not in part:
+            prompts = zip(part["prompt_ids"].cpu(), part["prompt_mask"].cpu().bool(), strict=True)
+            part[GROUP_IDS] = hashes(
+                prompt[mask].numpy().tobytes() + rank.to_bytes(4, "big") for prompt, mask in prompts
+            )
+            first, number = number, number + len(part["completion_ids"])
+            part[SEQUENCE_IDS] = torch.arange(first, number)
 
 
 def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
@@ -176,8 +173,6 @@ def batch_of(
         computed["truncated"] = truncated(inputs, ends)
     if "turn" in needs:
         computed["turn"] = turns_of(mask).to(anchor.device)
-    if CORRECTION in needs:
-        computed[CORRECTION] = inputs[CORRECTION].expand(mask.shape)
     for name, provider in providers.items():
         if name in needs:
             values = provider(inputs)
@@ -194,5 +189,5 @@ def batch_of(
         sequence_ids=inputs[SEQUENCE_IDS] if ids is None else ids,
         group_ids=inputs[GROUP_IDS],
         live_ratio=old is None,
-        **signals_of(needs, inputs, COLUMNS, anchor, computed, host="trl"),
+        **signals_of(needs, inputs, {**COLUMNS, CORRECTION: CORRECTION}, anchor, computed, host="trl"),
     )

@@ -16,7 +16,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_objective import deviations_of
 from rlstab.adapters.training import Given
-from rlstab.adapters.trl.heads import forward_for
+from rlstab.adapters.trl.heads import OwnForward, forward_for
 from rlstab.adapters.trl.hooks import ObjectiveTrainer, check_loss, objective_by
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, in_trls_terms, trl_report
@@ -189,20 +189,20 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         self, model: Any, inputs: Any, step: OptimizerStep, index: int
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
         """Live outputs; ``(B, T)`` signals that came with them; the auxiliary loss."""
-        forward = self._rlstab_forward
-        if step.plan is not None:
-            return forward.outputs(model, inputs, step.plan, step.batches[index])
+        forward, is_planned_here = self._rlstab_forward, step.plan is None and step.refusal is None
+        if step.plan is not None and isinstance(forward, OwnForward):
+            return forward.outputs(model, inputs, step.plan, step.batches[index]), {}, None
         live, evidence = {"logprobs", *self.objective.live_needs}, frozenset[str]()
-        if step.refusal is None:  # the step is this micro-batch: its live outputs are the evidence
+        if is_planned_here:  # the step is this micro-batch: its live outputs are the evidence
             read_masks([inputs])
             evidence = must_forward(inputs, self.objective)
         signals, aux = forward.signals(model, inputs, evidence | live)
-        if step.refusal is None:
+        if is_planned_here:
             names = ("logprobs", "entropies", *evidence) if evidence else ()
             self._rlstab_plan(step, [inputs], [{name: signals[name].detach() for name in names}])
         if step.plan is None:  # refused: every rank runs the same backward, whose gradients are dropped
             return PolicyOutputs(signals["logprobs"].reshape(-1)), signals, aux
-        return PolicyOutputs.from_padded(step.batches[0], **{name: signals[name] for name in live}), signals, aux
+        return PolicyOutputs.from_padded(step.batches[index], **{name: signals[name] for name in live}), signals, aux
 
     def _rlstab_after_step(self) -> None:
         """Settle the step, and give TRL the coefficient of entropy in the next one."""

@@ -86,12 +86,11 @@ class MiniBatch:
             MissingSignal: verl's batch lacks a signal that its configuration promises.
             ShapeError: an agent loop returned another number of rewards than turns.
         """
-        needs, chosen = objective.needs, slice(None) if rows is None else rows
+        needs, names = objective.needs, {**COLUMNS, CORRECTION: WEIGHTS}
+        chosen = slice(None) if rows is None else rows
         computed = {"truncated": self.truncated, "turn": turns_of(self.written), **self.evidence}
         if "turn_reward" in needs:
             computed["turn_reward"] = turn_rewards_of(self.turn_rewards, self.written)
-        if CORRECTION in needs:
-            computed[CORRECTION] = self.columns[WEIGHTS].expand(self.mask.shape)
         columns = {name: values[chosen] for name, values in self.columns.items()}
         computed = {name: values[chosen] for name, values in computed.items()}
         return TokenBatch.from_padded(
@@ -99,7 +98,7 @@ class MiniBatch:
             advantages=columns["advantages"],
             sequence_ids=self.sequence_ids[chosen],
             group_ids=self.group_ids[chosen],
-            **signals_of(needs, columns, COLUMNS, columns["old_log_probs"], computed, host="verl"),
+            **signals_of(needs, columns, names, columns["old_log_probs"], computed, host="verl"),
         )
 
     def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ _FILES = (
 
 
 def folder_of(path: str | Path) -> Path:
-    """The folder of the files that :func:`read_dump` reads; the tokenizer lies in it."""
+    """The folder of the files that :func:`rlstab.record.read_dump` reads; the tokenizer lies in it."""
     path = Path(path)
     folder = path.parent if is_file(path) else path
     return folder / DUMP if not dumped(folder) and dumped(folder / DUMP) else folder
