@@ -11,7 +11,7 @@ from rlstab.errors import ConfigError, MissingPackage
 #: The import names of the packages of each extra. `train` is listed without wandb, which only runs that use it need,
 #: and `verl` with what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "train": ("transformers", "accelerate", "safetensors", "filelock"),
+    "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "plotly", "jinja2", "safetensors"),
     "paper": ("matplotlib",),
     "tasks": ("reasoning_gym", "math_verify"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
@@ -200,7 +201,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     device, probabilities = probabilities.device, probabilities.to(draw.device)
     vocab = probabilities.shape[-1]
     width = min(BLOCK, vocab)
-    blocks = pad(probabilities, (0, -vocab % width)).unflatten(-1, (-1, width))
+    blocks = rearrange(pad(probabilities, (0, -vocab % width)), "r (b w) -> r b w", w=width)
     edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = draw.unsqueeze(-1) * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
