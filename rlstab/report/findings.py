@@ -1,14 +1,13 @@
 """What a comparison found, in sentences: every difference with its interval, nothing ranked, silence never a result."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlstab.console import capital, counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
-from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, decimals, few, in_letters, listed, paragraphs, places, size
+from rlstab.report.curves import lead_sweep
+from rlstab.report.formatting import few, listed, paragraphs, size
 from rlstab.report.statistics import CONFIDENCE, Paired, p_value, unseen_rate
 from rlstab.report.tables import in_words
 
@@ -37,7 +36,7 @@ def findings(comparison: Comparison) -> list[str]:
     is_short = len(comparison.tables) <= _FEW_TABLES
     if not compared:
         condition = "that takes finished runs of the baseline and of another method."
-        first = [*_courses(comparison, main), f"Nothing can be compared in {main.title}: {condition}"]
+        first = [f"Nothing can be compared in {main.title}: {condition}"]
     elif is_short:
         first = [f"{_lost(table, comparison)} {_told(table, main, comparison)}" for table in compared]
     else:
@@ -72,11 +71,10 @@ def _lost(table: Table, comparison: Comparison) -> str:
     if not compared:
         return f"{where}No seed can be judged for two methods, so nothing is known of the runs that they lose."
     seeds, base = min(loss.pairs for loss in compared.values()), losses[table.baseline or ""].rate
-    unseen = f"{in_letters(seeds)} seed{'s' * (seeds != 1)} cannot tell a rate of 0 from one of"
-    unseen = f"{unseen} {100 * unseen_rate(seeds):.0f} %"
+    unseen = f"{counted(seeds, 'seed')} cannot tell a rate of 0 from one of {100 * unseen_rate(seeds):.0f} %"
     losing = {name: loss for name, loss in compared.items() if loss.rate.hits or base.hits}
     if not losing:
-        rate = f"a rate of up to {100 * unseen_rate(seeds):.0f} % can go unseen in {in_letters(seeds)} seeds"
+        rate = f"a rate of up to {100 * unseen_rate(seeds):.0f} % can go unseen in {counted(seeds, 'seed')}"
         return f"{where}{_none([table])} {capital(rate)}."
     counts = listed(f"{name} lost {loss.rate} runs" for name, loss in losing.items())
     p = listed(p_value(loss.p or 0.0) for loss in losing.values())
@@ -92,25 +90,6 @@ def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
     """The methods of a table that are compared with its baseline."""
     cells = {name: table.cells[name, outcome.name].paired for name in table.methods}
     return {name: paired for name, paired in cells.items() if paired is not None}
-
-
-def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
-    """If nothing can be compared, how each method fared; nothing if that would be too long."""
-    metric = curve_of(comparison, outcome.name)
-    courses = []
-    for table in comparison.tables:
-        for name in table.methods:
-            curve = seeds_of(table.runs[name], metric)
-            means = [] if curve is None else [float(mean) for mean in curve.means if math.isfinite(mean)]
-            if len(means) > 1:
-                digits = places(means)
-                start, end = decimals(means[0], digits), decimals(means[-1], digits)
-                where = f"{table.title}, " if len(comparison.tables) > 1 and table.title else ""
-                runs = counted(len(table.runs[name]), "run")
-                last = max(run.rollouts for run in table.runs[name])
-                title = capital(axis(metric).title.partition(",")[0])
-                courses.append(f"{title} of {where}{name} went from {start} to {end} in {last} rollouts ({runs}).")
-    return courses if len(courses) <= _FEW_TABLES else []
 
 
 def _told(table: Table, outcome: Outcome, comparison: Comparison) -> str:

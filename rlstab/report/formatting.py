@@ -75,14 +75,6 @@ def natural(text: str) -> list[tuple[bool, int, str]]:
     return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
-def in_letters(count: int) -> str:
-    """A number as a sentence has it, in letters up to twelve."""
-    return _WORDS[count] if count < len(_WORDS) else str(count)
-
-
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-
-
 def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *first, last = list(names)

@@ -72,9 +72,9 @@ def of(*groups: list[RunRecord]) -> Comparison:
 SENTENCES: list[tuple[dict[str, Sequence[int]], str]] = [
     (
         {"dapo": (2, 5, 6)},
-        "dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %.",
+        "dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds cannot tell a rate of 0 from one of 31 %.",
     ),
-    ({"dapo": ()}, "None of the 16 runs collapsed. A rate of up to 31 % can go unseen in eight seeds."),
+    ({"dapo": ()}, "None of the 16 runs collapsed. A rate of up to 31 % can go unseen in 8 seeds."),
     ({"dapo": range(7)}, "dapo lost 7 of 8 runs, grpo 0 of 8: p = .016, beyond chance for dapo."),
     ({"grpo": range(7), "dapo": ()}, "dapo lost 0 of 8 runs, grpo 7 of 8: p = .016, beyond chance for dapo."),
     (
@@ -83,7 +83,7 @@ SENTENCES: list[tuple[dict[str, Sequence[int]], str]] = [
     ),
     (
         {"dapo": (2, 5, 6), "s2t": (1,), "stare": ()},
-        "dapo lost 3 of 8 runs and s2t lost 1 of 8 runs, grpo 0 of 8: p = .75 and p = 1, eight seeds cannot tell a "
+        "dapo lost 3 of 8 runs and s2t lost 1 of 8 runs, grpo 0 of 8: p = .75 and p = 1, 8 seeds cannot tell a "
         "rate of 0 from one of 31 %.",
     ),
 ]
@@ -152,10 +152,10 @@ def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:
     (tmp_path / "b/bench.json").write_text(json.dumps({"name": "b", "baseline": "grpo"}))
     make_report([tmp_path / "b"], out=tmp_path / "out", metrics=["reward/area"])
     text = (tmp_path / "out/report.html").read_text()
-    assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds' in text
+    assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds' in text
     assert 'data-metric="survival"' in text
     said = (tmp_path / "out/report.md").read_text()
     assert (
-        "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, eight seeds cannot tell a rate of 0 from one of 31 %." in said
+        "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds cannot tell a rate of 0 from one of 31 %." in said
     )
     assert "| dapo | 8 | 0 | 3 of 8 | 9 to 76 % | p = .25 |" in said
