@@ -7,9 +7,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import Mean, Pool, Range, Settled, Stat, State
+from rlstab import Mean, Range, Settled, Stat, State
 from rlstab.errors import OutOfRange
-from rlstab.stages.group_relative import all_alike, sample_variance
+from rlstab.stages.group_relative import all_alike, extremes, sample_variance
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -104,7 +104,7 @@ class BNPO(AdvantageEstimator):
 
     def measure(self, part: ResponseBatch) -> Stat:
         rates = self._rates(part)[part.first]
-        return {"rate": Mean.of(rates), "low": Pool.quantile(rates, 0.0), "high": Pool.quantile(rates, 1.0)}
+        return {"rate": Mean.of(rates), **extremes(rates)}
 
     def measure_again(self, part: ResponseBatch, stat: Settled) -> Stat:
         rates = self._rates(part)[part.first]
@@ -124,8 +124,7 @@ class BNPO(AdvantageEstimator):
         return {"alpha": Mean.scalar(alpha), "beta": Mean.scalar(beta)}
 
     def _fitted(self, stat: Settled) -> tuple[float, float]:
-        # by range, not by variance: pass rates that differ only by a rounding would make a very narrow density
-        if all_alike(stat.threshold("low"), stat.threshold("high")):
+        if all_alike(stat):  # pass rates that differ only by a rounding would make a very narrow density
             return 1.0, 1.0
         mean, variance = stat.mean("rate").value, sample_variance(stat.mean("square"))
         excess = mean * (1 - mean) / variance - 1

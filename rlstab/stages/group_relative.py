@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlstab import Mean, Threshold
+from rlstab import Mean, Pool, Settled, Stat
 from rlstab.errors import ShapeError
 
 #: Rewards that differ by at most this share of their size are equal: four roundings of float32.
@@ -28,9 +28,17 @@ def alike(low: Tensor, high: Tensor) -> Tensor:
     return torch.isclose(low, high, rtol=RELATIVE, atol=ABSOLUTE)
 
 
-def all_alike(least: Threshold, greatest: Threshold) -> bool:
-    """The same for a whole rollout, by the 0- and the 1-quantile of its values; True without values."""
-    low, high = least.value, greatest.value
+def extremes(values: Tensor) -> Stat:
+    """What :func:`all_alike` reads: the smallest and the largest value."""
+    return {"low": Pool.quantile(values, 0.0), "high": Pool.quantile(values, 1.0)}
+
+
+def all_alike(stat: Settled) -> bool:
+    """The same as :func:`alike` for a whole rollout, by its :func:`extremes`; True without values.
+
+    By range, not by variance: the mean of equal numbers can miss them by a rounding.
+    """
+    low, high = stat.threshold("low").value, stat.threshold("high").value
     return low is None or high is None or math.isclose(low, high, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 

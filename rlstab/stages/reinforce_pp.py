@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlstab import About, Mean, Pool, Range, Settled, Stat, State
-from rlstab.stages.group_relative import all_alike, sample_variance
+from rlstab import About, Mean, Range, Settled, Stat, State
+from rlstab.stages.group_relative import all_alike, extremes, sample_variance
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -103,19 +103,14 @@ class ReinforcePP(AdvantageEstimator):
 
     def measure(self, part: ResponseBatch) -> Stat:
         values = self._values(part)
-        return {
-            "value": Mean((values * part.lengths).sum(), part.lengths.sum()),
-            "low": Pool.quantile(values, 0.0),
-            "high": Pool.quantile(values, 1.0),
-        }
+        return {"value": Mean((values * part.lengths).sum(), part.lengths.sum()), **extremes(values)}
 
     def measure_again(self, part: ResponseBatch, stat: Settled) -> Stat:
         squares = (self._values(part) - stat.mean("value").value).square()
         return {"square": Mean((squares * part.lengths).sum(), part.lengths.sum())}
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        # by range, not by variance: the mean of equal numbers can miss them by a rounding
-        if all_alike(stat.threshold("low"), stat.threshold("high")):
+        if all_alike(stat):
             return torch.zeros_like(responses.rewards)
         scale = math.sqrt(sample_variance(stat.mean("square")) + self.epsilon)
         return (self._values(responses) - stat.mean("value").value) / scale
