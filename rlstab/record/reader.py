@@ -74,7 +74,7 @@ def read_dump(path: str | Path) -> Dump:
 
 
 def _with_sampler(step: Step, notes: list[str]) -> Step:
-    """The step with the old log-prob wherever the sampler gave none or one above 0, as in the adapters."""
+    """The step with the old log-prob wherever the sampler gave none, one above 0, or -inf, which adapters refuse."""
     sampled = step.tensors.get("rollout_logprobs")
     if sampled is None:
         return step
