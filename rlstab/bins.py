@@ -30,7 +30,7 @@ class Sign:
     Attributes:
         name: a key of :data:`rlstab.signs.SIGNS`.
         fired: whether the sign is present; None if the curves do not say.
-        step: at which it begins; None if it is absent.
+        step: the step at which it begins; None if it is absent.
         text: the values in words, or why it could not be judged.
         share: the remaining share of something that falls: of the reward, of the answers that end.
         harm: whether the run itself was hurt: reward, held-out score or finished answers were lost, values are NaN, or

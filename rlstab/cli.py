@@ -299,7 +299,7 @@ def _check(options: argparse.Namespace) -> None:
         if options.host is not None:
             check_host(objective, options.host)
             if options.settings is not None:
-                from rlstab.adapters.host_settings import check_settings
+                from rlstab.adapters.setting_conflicts import check_settings
 
                 check_settings(options.host, options.settings, objective)
                 print(f"{options.settings}: its settings fit")

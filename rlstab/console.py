@@ -31,9 +31,9 @@ def say(console: Console, text: str, style: str = "", *, copied: bool = False) -
     """Print a text that is not markup: between words a terminal breaks its lines, and a file none.
 
     Args:
-        console: where to print.
+        console: the one to print to.
         text: the text.
-        style: of rich.
+        style: a style of rich.
         copied: whether it holds a command or a path to be copied, which a line break would cut.
     """
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=copied or not console.is_terminal)

@@ -50,7 +50,7 @@ def require(extra: str, who: str, *packages: str) -> None:
     Args:
         extra: key of :data:`EXTRAS`.
         who: needs them, as the subject of the error.
-        packages: by import name; all of the extra by default.
+        packages: their import names; all of the extra by default.
 
     Raises:
         MissingPackage: names the missing packages, and the command that installs them.

@@ -51,7 +51,7 @@ def is_foreign(path: str | Path, *marks: bytes) -> bool:
     """Whether a path must not be replaced, because it is a link to another folder or a file without a mark.
 
     Args:
-        path: that would be written.
+        path: the path that would be written.
         marks: texts that only files of the same command hold; one of them is in the first 4096 bytes.
     """
     if leads_away(path):

@@ -40,7 +40,7 @@ class HostSetting:
     """The value that a setting of a host needs with an objective.
 
     Attributes:
-        value: to write.
+        value: the value to write.
         why: the end of a sentence, for an error.
         allowed: values that are accepted; empty, any is; None, any that is on or off as ``value`` is.
     """
@@ -63,19 +63,19 @@ class Host:
         name: what the trainer is called.
         gives: signals of the evidence in addition to log-probs, their old values and advantages.
         live: outputs of the live policy that can be differentiated in addition to the log-probs.
-        release: that the adapter supports.
+        release: the one that the adapter supports.
         install: how to get the release, where no package index has it.
         how: signals that it gives only with a setting, each with what to set.
         otherwise: what to do about a signal that no setting gives, other than removing the method; ``{name}`` is its
             name.
-        spared: when the evidence of a step costs no forward pass although a method reads it.
+        spared: says when the evidence of a step costs no forward pass although a method reads it.
         sees: what of an optimizer step a method sees.
         refused: what its loss cannot do, by the field of Terms that a method fills with it; ``step``: decisions and a
             state over the optimizer step.
         refusal: the error for a method that asks for one of these, with ``{name}`` and ``{reason}``.
         mean: the method that takes the mean which the host takes anyway.
         section: the host's name for the settings that an objective needs.
-        settings: that an objective needs, by name.
+        settings: those that an objective needs, by name.
         deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
         data_level: whether the host keeps its loss, and an objective acts through a mask and advantages.
     """

@@ -103,7 +103,7 @@ class DataStep:
     """One optimizer step of this rank.
 
     Attributes:
-        parts: in the order of the batches.
+        parts: the parts in the order of the batches.
         plan: all decisions, and the next ``state``.
         report: metrics over all parts and ranks.
         has_no_gradient: whether no token has a gradient. A host that steps anyway moves the weights by its momentum.
@@ -132,7 +132,7 @@ class DataLevel:
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition.
         mean: how the host averages. If the objective averages differently, the advantages make up for it.
-        state: to continue from; None is the initial one.
+        state: the state to continue from; None is the initial one.
 
     Attributes:
         objective: the composition of all that was given.

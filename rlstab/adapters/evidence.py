@@ -33,9 +33,9 @@ def signals_of(
     Sampler log-probs that are NaN or above 0 are replaced by ``old``, and :data:`UNSCORED` says where.
 
     Args:
-        needs: of the objective.
+        needs: what the objective needs.
         columns: tensors of the host.
-        names: of the columns, by signal.
+        names: the name of the column of each signal.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
         computed: ``(B, T)`` signals that the adapter has computed, which take precedence.
         host: key of :data:`rlstab.hosts.HOSTS`.
@@ -78,9 +78,9 @@ def distinct_hashes(values: Iterable[bytes], seen: Counter[bytes], device: torch
     """The same, with another hash for each repetition of a value.
 
     Args:
-        values: of some of the responses of an optimizer step.
+        values: those of some of the responses of an optimizer step.
         seen: counts the values; begin an optimizer step with an empty one.
-        device: of the result.
+        device: the device of the result.
     """
     numbered = []
     for value in values:

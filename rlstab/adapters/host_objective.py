@@ -273,8 +273,8 @@ def check_value(host: str, name: str, value: Any, where: str) -> None:
 
     Args:
         host: ``trl`` or ``verl``.
-        name: of the setting.
-        value: that it was given; None stands for a number.
+        name: the name of the setting.
+        value: its value; None stands for a number.
         where: the setting, in errors.
 
     Raises:

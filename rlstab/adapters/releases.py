@@ -82,7 +82,7 @@ def check_methods(
 
     Args:
         owner: a class, or a module.
-        methods: for each the names of its first parameters and, where its body matters, the :func:`checksum` that was
+        methods: the names of the first parameters of each and, where its body matters, the :func:`checksum` that was
             tested.
         release: the host and its version, in the error.
         homes: prefixes of the modules that may define them.

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlstab.adapters.evidence import distinct_hashes, hashes, signals_of
-from rlstab.adapters.host_settings import misfits
 from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
+from rlstab.adapters.setting_conflicts import misfits
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step
 from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch

@@ -50,7 +50,7 @@ class TinkerLoss(HostTraining):
 
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition.
-        state: of the objective after the last optimizer step; None is the initial one.
+        state: the state of the objective after the last optimizer step; None is the initial one.
 
     Attributes:
         step: the optimizer step; ``step.state`` is for the next one.
@@ -94,7 +94,7 @@ class TinkerTrainer(HostTraining):
     Args:
         client: the SDK's ``TrainingClient``.
         objective: path of a YAML file, what such a file holds, or a method or composition.
-        state: of the objective after the last optimizer step; None is the initial one.
+        state: the state of the objective after the last optimizer step; None is the initial one.
 
     Raises:
         MissingSignal: a method reads an output of the live policy that Tinker does not have.
@@ -111,7 +111,7 @@ class TinkerTrainer(HostTraining):
         """One optimizer step; nothing is sent, and nothing moves, if it is refused or has no gradient.
 
         Args:
-            data: of the whole step, with the fields of :class:`TinkerLoss`.
+            data: the data of the whole step, with the fields of :class:`TinkerLoss`.
             adam: the SDK's ``AdamParams``; its learning rate is multiplied by that of the objective.
 
         Returns:
@@ -203,9 +203,9 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> To
     """The evidence about an optimizer step.
 
     Args:
-        data: with the fields of :class:`TinkerLoss`.
+        data: data with the fields of :class:`TinkerLoss`.
         logprobs: ``(B, N)`` of the policy at the start of the step, padded.
-        needs: of the objective.
+        needs: what the objective needs.
 
     Raises:
         MissingSignal: a field is missing.

@@ -50,7 +50,7 @@ class HostTraining:
     """The objective of a trainer, a worker or a loss of a host, between optimizer steps.
 
     Attributes:
-        objective: that is trained, with the host's correction for the sampler if that is always on.
+        objective: the one that is trained, with the host's correction for the sampler if that is always on.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
     """
@@ -66,8 +66,8 @@ class HostTraining:
 
         Args:
             host: key of :data:`rlstab.hosts.HOSTS`.
-            chosen: by the user; checkpoints name it.
-            state: of the objective; None is the initial one.
+            chosen: what the user chose; checkpoints name it.
+            state: the state of the objective; None is the initial one.
             corrected: whether the host's weights multiply the policy term of every step.
         """
         self._rlstab_chosen = chosen

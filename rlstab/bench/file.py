@@ -77,7 +77,7 @@ class BenchFile(Settings):
     seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
     workers: Count | None = Field(None, description="runs at a time; null is one per CPU, and with a command one")
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
-    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="of the stack; null: both")
+    ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(None, description="ablation of the stack")
     collapse: CollapseRule | None = Field(
         None, description="when the report calls a run lost, such as {below: 0.5, of: peak}; null is its own definition"
     )
@@ -159,7 +159,7 @@ class Bench:
         moved: whether this is another folder than the file names.
         source: path of the file, or empty.
         workers: runs at a time.
-        runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
+        runs: all runs in the order in which they start: seed by seed, so that a part of a bench is balanced.
         notes: what a reader of the comparison should know: methods or settings that are equal, names that one folder
             may hold.
         again: the command to continue, if it is not ``rlstab bench``; such a bench has no file.

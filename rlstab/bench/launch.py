@@ -107,10 +107,10 @@ class Launch:
     """The command of one run.
 
     Attributes:
-        arguments: with placeholders, the program first.
+        arguments: texts with placeholders, the program first.
         config: name and text of a file that is filled in too; ``{config}`` is its path.
         objective: the resolved objective of the method; empty if the command does not take one.
-        values: by placeholder, from the method and the setting.
+        values: those of the method and the setting, by placeholder.
         seed: the seed of the run.
     """
 
@@ -144,7 +144,7 @@ class Launch:
         Args:
             folder: the folder of the run; the command writes to ``out`` in it.
             resume: without it, files of an earlier command in ``out`` are moved aside.
-            names: of the method and the setting.
+            names: the names of the method and the setting.
         """
         out, filled_in = folder / OUT, folder / GIVEN
         if not resume and out.is_dir():

@@ -116,7 +116,7 @@ def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], changed: Sequ
     """Notes before the runs are made.
 
     Args:
-        bench: that makes the runs.
+        bench: the bench that makes the runs.
         plan: the plan of the chosen runs.
         changed: runs that were not chosen and whose settings differ from the file's.
     """

@@ -70,7 +70,7 @@ def run_bench(
     """Make the runs of a bench that are not finished.
 
     Args:
-        bench: from :func:`rlstab.bench.file.load_bench`.
+        bench: the result of :func:`rlstab.bench.file.load_bench`.
         workers: runs at a time; None takes the bench's.
         only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
         overwrite: repeat runs whose settings have changed.

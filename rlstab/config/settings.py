@@ -340,7 +340,7 @@ class RewardSettings(WorkerSettings):
         description="`path/to/file.py:function`, an entry point of the group rlstab.rewards, or `task`: its own scorer"
     )
     weight: float = Field(1.0, description="factor in the sum; 0 measures without learning from it")
-    name: str = Field("", description="in metrics, `reward/<name>`; that of the function where it is left out")
+    name: str = Field("", description="the name in metrics, `reward/<name>`; that of the function where it is left out")
     special_tokens: bool = Field(False, description="the completion keeps its special tokens, such as EOS")
 
     @model_validator(mode="before")

@@ -69,7 +69,7 @@ class TorchComm:
 
     Args:
         group: process group whose ranks share one optimizer step; None is the default group.
-        device: where the backend wants its tensors (``cuda`` for nccl).
+        device: the device on which the backend wants its tensors (``cuda`` for nccl).
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:

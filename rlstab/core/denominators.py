@@ -1,4 +1,7 @@
-"""The counts of tokens and sequences over all parts and ranks, by which the terms of the loss are divided."""
+"""The counts of tokens and sequences over all parts and ranks, by which the terms of the loss are divided.
+
+The policy term is divided by those of kept tokens, each penalty by those of all.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -129,7 +129,7 @@ def loss_of_part(
     """The loss of one part, from its terms and the counts of the whole optimizer step.
 
     Args:
-        part: with its terms.
+        part: the part with its terms.
         policy: live outputs for its tokens.
         anchor: the values that are held constant; None takes those of the policy.
         kept_totals: counts over kept tokens, the denominators of the policy term.

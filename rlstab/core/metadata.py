@@ -68,7 +68,7 @@ class About(Spelled):
 
     Attributes:
         addresses: the sources of instability that it is meant to counter, of :data:`SOURCES`.
-        no_op_at: where it is the identity. The laws check the settings that are named.
+        no_op_at: the settings at which it is the identity; the laws check them.
         idle_signs: metrics that show that it never acted, the most telling first; without any, and without a metric
             that is a share of the tokens that it touched, a report cannot tell.
         expects: what it was published with, by name (or a field of Terms that another method fills), each with the

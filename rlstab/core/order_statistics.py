@@ -40,7 +40,7 @@ def selection(sets: Mapping[str, tuple[Tensor, Ranks]], local: bool) -> Rounds[d
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
-        sets: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
+        sets: the ``(n,)`` values of each set on this rank, float32 or float64, on the CPU, perhaps empty; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
             every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
             reduction.

@@ -46,7 +46,7 @@ class PolicyOutputs(Spelled):
 
         Args:
             batch: the evidence about these tokens.
-            outputs: by the names of the class; ``logprobs`` always.
+            outputs: tensors by the names of the class; ``logprobs`` always.
 
         Raises:
             ShapeError: a tensor does not have the shape that the batch was built from.

@@ -156,7 +156,7 @@ class Terms(Spelled):
         bonus: ``(n,)``, added to the advantage [sum].
         unclipped: ``(n,)`` bool, True removes the trust region: bounds, surrogate and gates do not apply [or].
         gates: factors on the gradient by name, functions of the ratio as a constant [product].
-        penalties: by name [disjoint union].
+        penalties: each penalty by its name [disjoint union].
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
         support: True takes the live policy's log-probs over the tokens that the sampler kept, everywhere in the loss:
             less ``log_support_mass``.

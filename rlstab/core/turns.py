@@ -30,7 +30,7 @@ def turn_rewards_of(rewards: Sequence[Sequence[float] | None], response_mask: Te
     """``(B, T)`` float32 reward of the turn of each token.
 
     Args:
-        rewards: of each response, one number for each turn. The last turn, which calls no tool, may be without one: it
+        rewards: one number for each turn of each response. The last turn, which calls no tool, may be without one: it
             earns 0. None is no numbers. Those of a response without a token in the mask are not read.
         response_mask: ``(B, T)``, see :func:`turns_of`.
 

@@ -152,7 +152,7 @@ class Rows(dict[int, dict[str, float]]):
 
     Args:
         rows: the first lines.
-        unit: of the steps, ``rollout`` or ``step``.
+        unit: what a step is, ``rollout`` or ``step``.
     """
 
     def __init__(self, rows: Mapping[int, Mapping[str, float]] | None = None, unit: str = "step") -> None:
@@ -260,8 +260,8 @@ class Rows(dict[int, dict[str, float]]):
 
         Args:
             metrics: finite values by rlstab's name.
-            damaged: by metric, the steps whose value is left out.
-            shift: by which steps were renumbered.
+            damaged: the steps whose value is left out, by metric.
+            shift: the number by which steps were renumbered.
         """
         if self.abandoned:
             first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
@@ -330,9 +330,9 @@ def known_part(run: Run, path: str, remarks: Sequence[str] = ()) -> Run:
     """The known metrics of a run of rlstab, with those that other trainers log and rlstab has in parts.
 
     Args:
-        run: as it was read.
+        run: the run as it was read.
         path: see :class:`rlstab.bins.Run`.
-        remarks: in addition to those of the run.
+        remarks: those in addition to the ones of the run.
     """
     rows: dict[int, dict[str, float]] = {}
     for name, (rollouts, values) in run.metrics.items():

@@ -24,7 +24,7 @@ def wandb_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
     """The history of ``wandb/offline-run-*/run-*.wandb``, which an online run keeps too.
 
     Args:
-        path: of the file; its end may be cut off, or still be written.
+        path: the path of the file; its end may be cut off, or still be written.
         remarks: receives a note on what could not be read.
 
     Raises:

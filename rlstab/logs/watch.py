@@ -23,7 +23,7 @@ class Watch:
     """The signs of a log that grows.
 
     Args:
-        unit: of a step, ``rollout`` or ``step``.
+        unit: what a step is, ``rollout`` or ``step``.
     """
 
     def __init__(self, unit: str = "step") -> None:

@@ -191,7 +191,7 @@ def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
     """Objectives by the name of a method or preset, the path of a file, or ``file.py:Class``; all if no name is given.
 
     Args:
-        names: of objectives.
+        names: the names of objectives.
         length: tokens of the longest response, for methods that need one as a setting.
     """
     objectives: dict[str, TokenObjective] = {}
@@ -277,7 +277,7 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tup
     """What an objective would have done in one optimizer step of ``n`` tokens.
 
     Args:
-        step: of a dump.
+        step: a step of a dump.
         objective: usually a composition.
         state: None is the initial one.
 
@@ -310,8 +310,8 @@ def _try(alternative: Alternative, steps: Mapping[int, Step], of_run: Sequence[T
 
     Args:
         alternative: without figures.
-        steps: of a dump, by index.
-        of_run: by step, the gradient of the run; empty for the run itself.
+        steps: the steps of a dump, by index.
+        of_run: the gradient of the run, by step; empty for the run itself.
 
     Returns:
         by step, ``(n,)`` the gradient of the objective in the logits.

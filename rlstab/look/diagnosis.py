@@ -80,7 +80,7 @@ def leading(signs: Sequence[Sign], together: int = TOGETHER) -> Sign | None:
     """The sign that came first; None without any.
 
     Args:
-        signs: that are present.
+        signs: those that are present.
         together: steps within which signs count as simultaneous.
     """
     candidates = [sign for sign in signs if not _is_explained(sign, signs, together)]
@@ -120,7 +120,7 @@ class Diagnosis:
         log: the run as it was logged.
         first: what hurt it first; None if it was not hurt, and then no advice is given.
         remedy: the text about the cause; None without one.
-        settings: to look at, with the values of the run: for the trainer that wrote the log, or for all.
+        settings: those to look at, with the values of the run: for the trainer that wrote the log, or for all.
         fired: the signs that are present, that of the cause first.
         observations: the other signs that are present, by step; without a cause, the one that says most comes first.
         solved: whether the reward is so high that most groups are solved.
@@ -218,7 +218,7 @@ def _remarks(log: Run, accounted: bool) -> Iterator[str]:
     """A log without known metrics, and lines in which no group had a gradient, or it was 0.
 
     Args:
-        log: of the run.
+        log: the log of the run.
         accounted: whether a sign says why there is no gradient.
     """
     if not log.metrics.keys() - {"lr"}:

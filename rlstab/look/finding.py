@@ -42,7 +42,7 @@ class Look:
     """One run: what was found of it, and what that says.
 
     Attributes:
-        path: where it was found.
+        path: the path where it was found.
         title: its name for the reader.
         log: its curves; without a log, those of the recorded optimizer steps.
         diagnosis: what the log shows.

@@ -23,7 +23,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     """The dump with the signals that it lacks; those that it has stay unchanged.
 
     Args:
-        dump: with prompts.
+        dump: a dump that has prompts.
         model: folder or shipped name of the model with whose weights the dumped steps began.
         console: shows the progress.
 

@@ -24,7 +24,7 @@ def pulls(step: Step, coefficients: Tensor) -> Tensor:
     """``(n,)`` float64, how far the step pulls the logit of each token: its coefficient times (1 - p).
 
     Args:
-        step: of a dump.
+        step: a step of a dump.
         coefficients: ``(n,)`` minus the derivative of a loss by the log-prob of each token.
     """
     return coefficients.double() * -torch.expm1(step.batch.logprobs.double().clamp(max=0))
@@ -79,7 +79,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     """Where the gradient goes; None if no token has one.
 
     Args:
-        steps: of a dump.
+        steps: the steps of a dump.
         shares: see :func:`shares_of`.
     """
     sizes = torch.cat([share.abs() for share in shares])

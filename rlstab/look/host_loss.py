@@ -53,8 +53,8 @@ def terms_of(loss: Loss, step: Step, kind: str) -> Tensor:
     """The policy term, the KL term and the entropy bonus, in float64; those of an objective count as the first.
 
     Args:
-        loss: that the trainer says it minimises.
-        step: of a dump.
+        loss: the one that the trainer says it minimises.
+        step: a step of a dump.
         kind: ``losses``, ``(P, 3)``, is what each micro-batch backpropagates, over all ranks; the gradient of the step
             is that of their sum over the micro-batches of a rank, averaged over ranks. ``gradient``, ``(N, 3)``, are
             its derivatives by the log-prob of each token.
@@ -188,7 +188,7 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
     """Compare what was backpropagated with what the trainer says of its loss.
 
     Args:
-        steps: of one dump, all with the same formula.
+        steps: the steps of one dump, all with the same formula.
     """
     findings = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)

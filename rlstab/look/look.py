@@ -57,7 +57,7 @@ def look(
     """Look at runs, print what was found and write the page of the first that shows a sign.
 
     Args:
-        paths: of runs, logs and dumps; empty searches the current folder.
+        paths: runs, logs and dumps; empty searches the current folder.
         methods: files, names of methods or presets, or ``file.py:Class``; empty takes all.
         out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
@@ -68,7 +68,7 @@ def look(
         open_page: open the page in a browser.
         follows: read the log of one run again and again, and print each sign that appears, until one of ``fail_on``
             does; no page.
-        console: where to print.
+        console: the one to print to.
 
     Returns:
         the exit code.
@@ -182,7 +182,7 @@ def follow(
     """Read a log repeatedly, and report each new sign.
 
     Args:
-        path: of one run; it need not exist yet.
+        path: the path of one run; it need not exist yet.
         tell: prints a line.
         stop_at: names of signs at which to stop.
         every: seconds between two readings.

@@ -45,7 +45,7 @@ class Formula:
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a weight of the log-prob (CISPO).
-        is_held: that weight is a constant, without a gradient.
+        is_held: whether that weight is a constant, without a gradient.
         beta: coefficient of the KL term.
         estimator: how the KL term is estimated, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``.
         is_exchanged: the two policies of the KL term are exchanged.
@@ -229,10 +229,10 @@ def _of_methods(methods: Methods, deviations: Sequence[str], formula: Formula | 
     """The loss of a host: by its formula, or by its methods if it has none.
 
     Args:
-        methods: that it is made of.
+        methods: those that it is made of.
         deviations: how it differs from these.
-        formula: that it is exactly.
-        step: that it is of.
+        formula: the formula that it is exactly.
+        step: the step that it belongs to.
 
     Raises:
         RlstabError: neither formula nor methods have its settings.

@@ -26,10 +26,10 @@ class Figure:
         unit: such as ``nats``; empty for rewards and shares.
         seeds: the number of seeds in both.
         difference, low, high: mean of method minus baseline with its 95 % interval; None if too few seeds have it.
-        verdict: in words, as on the page; ``higher`` does not mean better.
-        task: on which the bench trains.
+        verdict: the words of the page; ``higher`` does not mean better.
+        task: the task on which the bench trains.
         command: the command that repeats the bench.
-        page: with the whole comparison, from the root of the repository.
+        page: the path of the page with the whole comparison, from the root of the repository.
     """
 
     bench: str

@@ -63,8 +63,8 @@ class Sampler:
 
     Attributes:
         lags: the tokens of each number of updates, or all tokens together.
-        sizes: by number of the step, the effective sample size of weights by token and by response, as shares of their
-            number.
+        sizes: the effective sample size of weights by token and by response, for each step by number, as shares of
+            their number.
         disagreements: tokens that one side is confident of and the other is not, as a share.
         mean_weight: without a bound, over all tokens; 1 if the sampler's log-probs are of the whole distribution.
         corrections: the mean weight at each of ``lengths``, measured or computed, by name of the correction.
@@ -280,8 +280,8 @@ def weights_of(step: Step, settings: Mapping[str, Any], length: float = math.inf
     """``(m,)`` float64: the weight of each of the first tokens of each response, up to a length.
 
     Args:
-        step: of a dump with log-probs of the sampler.
-        settings: of ``importance_correction``.
+        step: a step of a dump with log-probs of the sampler.
+        settings: those of ``importance_correction``.
         length: tokens.
     """
     mask, level = step.batch.position < length, settings.get("level", "token")
@@ -309,8 +309,8 @@ def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float
 
     Args:
         gaps: ``(n,)`` log-ratios of the tokens, nats.
-        settings: of ``importance_correction``.
-        length: of the response, tokens.
+        settings: those of ``importance_correction``.
+        length: the length of the response, tokens.
     """
     level, variance = settings.get("level", "token"), max(float(gaps.var(correction=0)), 1e-12)
     if level == "token":

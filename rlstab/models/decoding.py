@@ -232,7 +232,7 @@ def require_decoding(
     that keeps state outside the cache, or reads padding, would sample from another policy than the one that learns.
 
     Args:
-        policy: that samples and learns.
+        policy: the one that samples and learns.
         name: the model in errors.
         examples: the shortest prompt and the longest.
         settings: how responses are sampled.

@@ -449,7 +449,7 @@ def load_policy(
 
     Args:
         name: the name of the model.
-        device: where the weights are.
+        device: the device of the weights.
         precision: see :class:`Policy`.
         adapter: put on the model, so that only the adapter is trained.
         saved: a checkpoint that has the weights: all of them, or those of the adapter.
@@ -471,8 +471,8 @@ def require_prompts(
     Rows that do not fit are left out if the task allows it by ``too_long``.
 
     Args:
-        policy: that will get the prompts. Only ``config`` of its model is read.
-        task: that has the prompts.
+        policy: the one that will get the prompts. Only ``config`` of its model is read.
+        task: the one that has the prompts.
         rollout: how responses are sampled.
         watch: iterates over a range under a title, and may show the progress.
 

@@ -22,8 +22,8 @@ def rendered(name: str, context: Mapping[str, Any], *, style: str = "", librarie
     """The HTML of a page.
 
     Args:
-        name: of its template in the package, such as ``look/look.html``, which extends ``page/frame.html``. Style sheet
-            and script of the same name are added to the shared ones.
+        name: the name of its template in the package, such as ``look/look.html``, which extends ``page/frame.html``.
+            Style sheet and script of the same name are added to the shared ones.
         context: data and functions of the template; every string that is not Markup is escaped. Its ``numbers`` are
             what the script of the page reads; a page without any has no script.
         style: more style, before all other.

@@ -57,7 +57,7 @@ class Score:
         limit: the last dose divided by the base's tolerated dose: a lower bound of an infinite ``relative``.
         price: the remaining share of the healthy gain at the first dose, where nothing is wrong: 1 costs nothing.
         harm: the lowest dose at which training ends below its start; infinite beyond the last dose.
-        doses, seeds: from which the score was made.
+        doses, seeds: those from which the score was made.
     """
 
     tolerated: float
@@ -157,7 +157,7 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
         gains: ``(2, seeds, doses)``, of the row and the base.
         doses: ascending.
         row: its tolerated dose.
-        base: that of the base.
+        base: the score of the base.
     """
     last = float(doses[-1])
     value = row / min(base, last) if base else math.nan

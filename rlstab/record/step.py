@@ -123,7 +123,7 @@ class Step:
     """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        header: that of one rank, or of all ranks: values of ``loss`` and parts one rank after another.
+        header: the header of one rank, or of all ranks: values of ``loss`` and parts one rank after another.
         tensors: the tensors by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: the rank that each micro-batch was on.
         code: files that the user named, whose user-defined methods may be loaded.

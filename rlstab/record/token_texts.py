@@ -20,7 +20,7 @@ def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
     """The decoder of token ids: by a given tokenizer, or that of the dump; None if the dump has none.
 
     Args:
-        path: of the dump.
+        path: the path of the dump.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``.
 
     Raises:
@@ -48,8 +48,8 @@ def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
     :data:`LONGEST` characters are cut.
 
     Args:
-        decode: of a tokenizer, special tokens included.
-        ids: of the tokens.
+        decode: the function of a tokenizer, special tokens included.
+        ids: the ids of the tokens.
     """
     texts: list[str] = []
     start = read = 0

@@ -38,9 +38,9 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     """Write what one rank knows of an optimizer step, in place of an earlier dump of the same step.
 
     Args:
-        folder: of the dump; created if it is missing.
+        folder: the folder of the dump; created if it is missing.
         header: without the checksum.
-        tensors: by the names of :data:`BY_RESPONSE` and :data:`BY_TOKEN`, and ``prompt_ids``.
+        tensors: those of :data:`BY_RESPONSE` and :data:`BY_TOKEN` by name, and ``prompt_ids``.
 
     Returns:
         the path of the JSON file.
@@ -71,7 +71,7 @@ class Recorder:
     """Keeps the micro-batches of an optimizer step of this rank, and writes them at the end of the step.
 
     Args:
-        folder: of the dump.
+        folder: the folder of the dump.
         every: optimizer steps from one record to the next.
         last: number of the last optimizer step, 0 if it is unknown.
 
@@ -99,8 +99,8 @@ class Recorder:
         """Keep a micro-batch, before its backward pass.
 
         Args:
-            tensors: of the responses and tokens of the micro-batch.
-            loss: of the micro-batch.
+            tensors: those of the responses and tokens of the micro-batch.
+            loss: the loss of the micro-batch.
             logprobs: live ones, from which the loss was made.
             scale: the factor by which the trainer multiplies the loss before the backward pass, relative to a mean over
                 ranks.
@@ -127,8 +127,8 @@ class Recorder:
         """Write the step, and forget it; a rank without responses writes an empty one.
 
         Args:
-            name: of the loss.
-            settings: of the loss.
+            name: the name of the loss.
+            settings: those of the loss.
             version: optimizer steps before the weights that sampled all tokens; None leaves it to the micro-batches.
             said: the other fields of :class:`Header`.
 
@@ -196,7 +196,7 @@ def with_replies(tensors: Mapping[str, Tensor], response_ids: Tensor, mask: Tens
     """The tensors of a micro-batch with the replies between its turns, which count in no loss; 0 in other columns.
 
     Args:
-        tensors: by :func:`tensors_of`.
+        tensors: the result of :func:`tensors_of`.
         response_ids: ``(B, T)`` int64, the tokens of responses and of replies.
         mask: ``(B, T)`` bool, the tokens of responses.
 
@@ -225,7 +225,7 @@ def settings_of(objective: TokenObjective, state: State, scope: str = "step") ->
     Args:
         objective: its methods.
         state: before the optimizer step.
-        scope: of :func:`rlstab.make_plan`.
+        scope: as in :func:`rlstab.make_plan`.
     """
     record, tensors = dump_state(state)
     return {"objective": dump_objective(objective), "state": None if tensors else record["state"], "scope": scope}

@@ -47,8 +47,8 @@ def make_report(
         export: results file to write.
         markdown_file: Markdown page to write.
         paper: folder for tables and figures of a paper; see :func:`rlstab.report.paper.write_paper`.
-        width: of these figures.
-        methods: by the name of a method, a pattern of the folders of its runs; see
+        width: the width of these figures.
+        methods: a pattern of the folders of its runs for each method; see
             :func:`rlstab.report.load.load_runs`.
         metrics: outcomes to compare; all known ones if empty.
         baseline: method to compare with; each bench's own if None.

@@ -145,8 +145,8 @@ class Table:
         losses: the lost runs and the signs of each method.
         costs: what a rollout costs, in words, by method.
         budget: the cost at which the methods are compared, in words; empty if at the end of the runs.
-        differs: by method and path, the settings besides objective and stages in which it differs from the baseline, in
-            words.
+        differs: the settings, by method and path, besides objective and stages in which it differs from the baseline,
+            in words.
         checks: what is wrong with its runs, in sentences.
         notes: what is missing in this table, and why; what differs in it in addition to the methods.
     """
@@ -181,7 +181,7 @@ class Comparison:
         tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
         sweeps: benches whose settings differ in one number.
-        notes: on reading, and on what is missing in the tables.
+        notes: remarks on reading, and on what is missing in the tables.
         by: ``rollouts``, ``tokens`` or ``seconds``: the cost at which methods are compared.
     """
 
@@ -206,7 +206,7 @@ def compare(
     """Compute everything.
 
     Args:
-        loaded: from :func:`rlstab.report.load.load_runs`.
+        loaded: the result of :func:`rlstab.report.load.load_runs`.
         baseline: method to compare with; None takes each bench's baseline, else ``grpo``, else the first by name.
         metrics: outcomes instead of those of :func:`known_outcomes`; any metric can be one.
         by: ``rollouts``, ``tokens`` or ``seconds``: what every method of a table spends the same amount of.

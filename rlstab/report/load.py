@@ -35,7 +35,7 @@ def load_runs(*paths: str | Path, methods: Mapping[str, str] | None = None) -> L
 
     Args:
         paths: bench folders, run folders, folders of such, and results files (``.jsonl``).
-        methods: by the name of a method, a pattern of the folders of its runs, of rlstab or of another trainer.
+        methods: a pattern of the folders of its runs for each method, of rlstab or of another trainer.
 
     Raises:
         ReportError: a path does not exist, no folder matches a pattern, or nothing usable is there at all.

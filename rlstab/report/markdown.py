@@ -17,9 +17,9 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     """The whole page.
 
     Args:
-        comparison: from :func:`rlstab.report.comparison.compare`.
+        comparison: the result of :func:`rlstab.report.comparison.compare`.
         title: first heading.
-        command: that makes the page again.
+        command: the command that makes the page again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     runs = comparison.loaded.runs

@@ -39,7 +39,7 @@ def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -
     """Refuse to overwrite a file of another kind.
 
     Args:
-        path: of the file to be written.
+        path: the file to be written.
         marks: each file of the kind has one of them in its first 4096 bytes.
         what: the kind, such as ``a report``.
         option: the option for another path.

@@ -47,7 +47,7 @@ def write_paper(comparison: Comparison, folder: Path, command: str, width: str) 
         comparison: the results.
         folder: made if it is missing.
         command: makes the files again.
-        width: of the figures, a key of :data:`WIDTHS`.
+        width: the width of the figures, a key of :data:`WIDTHS`.
 
     Raises:
         ReportError: a file is there that rlstab did not write, or that was changed since; or one cannot be written.

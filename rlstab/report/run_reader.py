@@ -23,7 +23,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     """One run.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         bench: ``bench.json`` of the bench that it belongs to.
     """
     bench = bench or {}
@@ -79,7 +79,7 @@ def record_of(run: Run, folder: Path, **facts: Any) -> RunRecord:
 
     Args:
         run: its curves.
-        folder: of the run.
+        folder: the folder of the run.
         **facts: what it is; see :class:`rlstab.report.runs.RunFacts`.
     """
     curves = ("metrics", "evaluations", "largest", "spent", "unit", "writer", "not_finite")

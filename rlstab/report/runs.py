@@ -64,7 +64,7 @@ class RunRecord(RunFacts, Run):
     Attributes:
         by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
         repeats: the setting from which it was taken, since its seed ran there more than once; else empty.
-        written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
+        written: the time of its last metrics, in seconds since 1970; of two copies the newer one counts.
     """
 
     by: str = "rollouts"

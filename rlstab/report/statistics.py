@@ -87,7 +87,7 @@ class Paired:
     Attributes:
         difference: mean of method minus baseline, with its interval.
         seeds: the seeds that method and baseline share.
-        verdict: in words. ``higher`` says nothing about better.
+        verdict: a word, such as ``higher``, which says nothing about better.
         remark: what the verdict alone hides; may be empty.
         power: the ends of the range in which the difference lies that these seeds would show in a share :data:`POWER`
             of repetitions, if none is visible; else None.
@@ -168,7 +168,7 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> tuple[fl
     quantiles of Student's t is within 1 % of what the noncentral t gives for eight seeds.
 
     Args:
-        differences: of the seeds, not all equal.
+        differences: one for each seed, not all equal.
         comparisons: number judged together; the level is that of the strictest step of Holm's adjustment.
     """
     count, tail = len(differences), (1 - CONFIDENCE) / 2

@@ -19,8 +19,8 @@ class TableRow:
         method: its name.
         seeds: number of seeds with a value.
         value: the mean of the runs that were not lost, with its interval where it has one.
-        difference: from the baseline; empty for the baseline itself, and without a baseline.
-        verdict: in words.
+        difference: how far it is from the baseline; empty for the baseline itself, and without a baseline.
+        verdict: what the difference says, in words.
         cost: what a rollout costs, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
             baseline; empty if nothing.

@@ -77,7 +77,7 @@ def token_signals(
         min_p: defines ``log_kept_mass``.
         support: ``(N, K)`` ids of the tokens that the sampler kept, see :func:`as_support`; defines
             ``log_support_mass``.
-        rows: for a name, the ``(N,)`` bool of rows on which it is needed; it is 0 elsewhere.
+        rows: the ``(N,)`` bool of rows on which a name is needed; it is 0 elsewhere.
         check_ids: look whether the vocabulary has the tokens. On a GPU that waits for all kernels before; False where
             they are known to be in it, such as inputs of the same model.
         teacher: what ``teacher_divergence`` compares with: a :class:`Teacher`, or the :class:`TopK` of one, which may

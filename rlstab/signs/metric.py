@@ -51,7 +51,7 @@ class Metric:
 
     Attributes:
         name: its name.
-        steps, values: as logged; finite.
+        steps, values: the logged ones, all finite.
     """
 
     name: str
@@ -252,8 +252,8 @@ def moved(
 
     Args:
         metric: the curve.
-        text: with ``{end}`` and ``{before}``.
-        level: from the level before the move, both counted from the bottom.
+        text: what is said of it, with ``{end}`` and ``{before}``.
+        level: the level to be passed, from that before the move, both counted from the bottom.
         rises: whether to look for a rise.
         bottom: the value from which the share that remains is counted.
         harm: whether it hurts the run.
@@ -275,7 +275,7 @@ def lost_at_once(metric: Metric, share: float, least: float) -> tuple[int, float
 
     Args:
         metric: the curve.
-        share: of the first values, below which all later ones are.
+        share: the share of the first values, below which all later ones are.
         least: the first values are higher above the bottom: less may be one lucky answer.
     """
     for count in range(1, min(FEW, len(metric.values) - SHORTEST + 2)):

@@ -62,7 +62,7 @@ class Detector:
     Attributes:
         name: the function that judges.
         title: what the sign is called.
-        definition: when it is present.
+        definition: says when it is present.
         reads: metrics, of which the first that a run has is judged.
         lines: number of values that the metric needs.
         judge: the judgement from the curves of a run and that metric.

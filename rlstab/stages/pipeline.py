@@ -87,7 +87,7 @@ def check_exclusions(stages: Sequence[Stage], nouns: Mapping[str, str]) -> None:
     """Refuse stages and methods that cannot act together.
 
     Args:
-        stages: whose ``excludes`` are asked.
+        stages: their ``excludes`` are asked.
         nouns: names of the stages and methods that are present, with the kind of each.
 
     Raises:

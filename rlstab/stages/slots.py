@@ -24,7 +24,7 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     Args:
         name: the name of the selector.
         pool: the setting `pool` of the selector.
-        offer: from which it chooses.
+        offer: the slots from which it chooses.
 
     Raises:
         OutOfRange: neither is known, the task has fewer, or a rollout needs more different prompts.

@@ -146,7 +146,7 @@ class Expansion:
 
         Args:
             name: the name of the stage.
-            responses: that it was given.
+            responses: those that it was given.
 
         Raises:
             MethodError: says what does not fit.

@@ -74,7 +74,7 @@ def entry_point(group: str, name: str, setting: str, alternative: str) -> EntryP
     """The entry point of an installed package.
 
     Args:
-        group: to which it belongs.
+        group: the group to which it belongs.
         name: the name of the entry point.
         setting: the setting that names it, in errors.
         alternative: what may be written instead, in errors.

@@ -111,7 +111,7 @@ def block_evidence(
 
     Args:
         task: gives the blocks.
-        examples: of each response.
+        examples: the example of each response.
         texts: the whole answers, as the task sees them.
         answers: the tokens of each response, including those that were not sampled.
         prefixes: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
@@ -217,8 +217,8 @@ def turn_evidence(
 
     Args:
         task: gives the rewards of turns; without ``turn_rewards`` the last turn earns all.
-        examples: of each response.
-        texts: of each response, as the task sees it.
+        examples: the example of each response.
+        texts: the text of each response, as the task sees it.
         ids: ``(S, T)`` int64 tokens of responses and replies.
         mask: ``(S, T)`` bool, the tokens that the policy wrote.
         rewards: ``(S,)`` of whole responses.

@@ -34,7 +34,7 @@ class Reward:
     """One of the rewards of a run.
 
     Attributes:
-        name: in metrics.
+        name: its name in metrics.
         weight: the factor of the reward in the sum.
         workers: the processes that score; None for the scorer of the task.
         special_tokens: whether it gets completions with their special tokens.
@@ -51,7 +51,7 @@ class Rewards:
     """All rewards of a run.
 
     Attributes:
-        parts: at least one.
+        parts: the rewards that are added, at least one.
     """
 
     parts: tuple[Reward, ...] = (Reward(TASK),)
@@ -80,7 +80,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environ
 
     Args:
         settings: None is only the scorer of the task.
-        task: whose first example is tried.
+        task: its first example is tried.
         environment: variables that every function may read, in addition to those that its settings name.
 
     Raises:
@@ -183,7 +183,7 @@ def score(
     """Score each text against its example; a scorer that raises or takes too long gives 0, and the error is kept.
 
     Args:
-        task: whose scorer is used.
+        task: its scorer is used.
         examples: one per text.
         texts: the responses.
         rewards: what is measured, and with which weights.
@@ -225,7 +225,7 @@ def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequ
 
     Args:
         scores: the scores of the responses.
-        rewards: from which the scores were made; user-defined functions lose nothing.
+        rewards: those from which the scores were made; user-defined functions lose nothing.
         share: the share of the scores that is lost.
         seed: the seed of the run.
         sequence_ids: ``(R,)`` int64, of the responses.

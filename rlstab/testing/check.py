@@ -140,8 +140,8 @@ def parametrize_laws(
 
     Args:
         methods: what to check.
-        oracles: by the name of a method.
-        examples: as in :func:`check_objective`.
+        oracles: the oracle of a method, by its name.
+        examples: the number of examples, as in :func:`check_objective`.
 
     Raises:
         MissingPackage: pytest is not installed.

@@ -73,7 +73,7 @@ class CutResult(Result):
     """One kind of cuts.
 
     Attributes:
-        moved: by how much the gradient moves at most, relative to the L2 norm of the gradient of the whole step.
+        moved: the largest move of the gradient, relative to the L2 norm of the gradient of the whole step.
     """
 
     moved: float = 0.0

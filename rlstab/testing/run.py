@@ -31,8 +31,8 @@ class Outcome:
     """The outcome of one optimizer step or one rollout, on some of its parts or on all.
 
     Attributes:
-        results: by name, ``(n,)`` for the tokens of the optimizer step, or ``(S, T)`` for the responses of the rollout,
-            in its order; 0 for those of other parts.
+        results: tensors by name, ``(n,)`` for the tokens of the optimizer step, or ``(S, T)`` for the responses of the
+            rollout, in its order; 0 for those of other parts.
         shared: what is the same on every part and rank, beyond the state.
         loss: summed over parts and ranks; 0 for a stage.
         report: merged over parts.

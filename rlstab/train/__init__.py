@@ -2,7 +2,7 @@
 
 ``loop`` asks ``generate`` for a :class:`~rlstab.train.rollout.Rollout` (prompts, sampling, rewards, stages).
 ``learn`` then estimates its advantages and makes the optimizer steps, through an ``engine`` that holds the policy;
-``other_models`` has the reference and the teacher.
+``reference_and_teacher`` has the reference and the teacher.
 ``checkpoint`` and ``run_folder`` write what a run leaves, ``tracking`` its metrics, and ``evaluate`` measures it.
 
 Needs the extra ``train``; without it the import raises :class:`rlstab.errors.MissingPackage`.

@@ -18,7 +18,7 @@ def pass_at(correct: Tensor, k: int) -> float:
 
     Args:
         correct: ``(P, n)`` bool.
-        k: at most n.
+        k: the number that is drawn, at most n.
     """
     samples = correct.shape[1]
     shares = [1 - math.comb(samples - int(row.sum()), k) / math.comb(samples, k) for row in correct]

@@ -76,7 +76,7 @@ class Generator:
     Args:
         run: the configuration.
         policy: returns the policy that samples; called before each rollout.
-        task: where prompts come from, and rewards where the run names none.
+        task: the source of prompts, and of rewards where the run names none.
         rewards: what responses are scored by.
         comm: over all ranks.
         rank, world: the number of this process, and the number of processes.
@@ -178,8 +178,8 @@ class Generator:
             split: the split of the examples.
             examples: one for each response.
             planned: the responses, with their ids.
-            metrics: where the time is noted.
-            begun: for each response the tokens that its answer begins with; None if no answer begins with any.
+            metrics: the time is noted here.
+            begun: the tokens that the answer of each response begins with; None if no answer begins with any.
             greedy: take the most probable token instead of sampling.
             cut: sample with the top-p and top-k of the run.
         """
@@ -431,7 +431,7 @@ def sample(
         decoder: the policy, and how it is sampled.
         examples: one per response; repeat an example for a group.
         planned: the responses, with their ids.
-        begun: for each response the tokens that its answer begins with, as many as ``planned.given`` says; they become
+        begun: the tokens that the answer of each response begins with, as many as ``planned.given`` says; they become
             part of its prompt. They count towards ``rollout.max_new_tokens``.
         reply: answers each response that ended, which then goes on for another turn; None for a task of one turn.
 

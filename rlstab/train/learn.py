@@ -32,7 +32,7 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.signals.divergence import Source
 from rlstab.train.engine import Engine
 from rlstab.train.generate import advance, checked_output, count_nonfinite
-from rlstab.train.other_models import Lessons
+from rlstab.train.reference_and_teacher import Lessons
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -48,7 +48,7 @@ class Learner:
         run: the configuration.
         comm: over all ranks.
         main: whether this process logs the metrics that are equal on all ranks.
-        lessons: see :data:`rlstab.train.other_models.Lessons`.
+        lessons: see :data:`rlstab.train.reference_and_teacher.Lessons`.
 
     Attributes:
         recorder: records optimizer steps for ``rlstab look``; None if none are recorded.
@@ -346,7 +346,7 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
     which saves padding, or by group, which shares prompts: whichever takes fewer tokens.
 
     Args:
-        rollout: with its advantages.
+        rollout: the rollout with its advantages.
         rows: ``(n,)`` int64, the rows of this optimizer step.
         size: rows in a micro-batch.
     """

@@ -63,7 +63,7 @@ from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider
 from rlstab.train.learn import Learner
-from rlstab.train.other_models import Listed, load_other_models
+from rlstab.train.reference_and_teacher import Listed, load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers
@@ -111,10 +111,10 @@ def train(
     Every process of a launch calls it. The process group stays open for the caller.
 
     Args:
-        run: from :func:`rlstab.config.load_run`.
+        run: the result of :func:`rlstab.config.load_run`.
         resume: continue from the newest whole checkpoint in ``tracking.out``; start if there is no run.
         overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the new one has a checkpoint.
-        console: where to print; None prints to standard error, with a progress bar only on a terminal.
+        console: the one to print to; None prints to standard error, with a progress bar only on a terminal.
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
             needs is not computed, nor is any on a rank without responses, so the functions must not communicate.
@@ -175,7 +175,7 @@ class Trainer:
         run: the configuration.
         accelerator: the accelerator of this process.
         folder: the folder of the run; None in all processes but the first.
-        console: where to print.
+        console: the one to print to.
         signals, task, teacher: see :func:`train`.
         stop: returns the number of the signal that asks the run to end; 0 for none.
     """

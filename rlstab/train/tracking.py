@@ -131,7 +131,7 @@ class ProgressBar(bars.Progress):
     """A progress bar with the most important metrics; if the console is not a terminal, a line at intervals.
 
     Args:
-        console: where it is printed.
+        console: the one that it is printed to.
         total: rollouts of the run.
         done: rollouts that were learnt before this process started.
         shown: False on all ranks but one.

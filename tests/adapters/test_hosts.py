@@ -12,9 +12,9 @@ import pytest
 
 from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenObjective, compose
 from rlstab.adapters.doctor import doctor
-from rlstab.adapters.host_settings import misfits, require_one_correction
 from rlstab.adapters.objective_state import RECORD, keep_state, restore_state
 from rlstab.adapters.releases import check_methods, checksum
+from rlstab.adapters.setting_conflicts import misfits, require_one_correction
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted, kl_settings, trl_settings, verl_settings

@@ -79,7 +79,7 @@ def test_both_hosts_are_given_the_preset_and_the_same_run(name: str, tmp_path: P
 def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOConfig, TrlParser
 
-    from rlstab.adapters.host_settings import check_trl_settings
+    from rlstab.adapters.setting_conflicts import check_trl_settings
 
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -131,7 +131,7 @@ def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_takes_a_recipe(name: str, tmp_path: Path) -> None:
     from rlstab.adapters.host_objective import settings_of_verl
-    from rlstab.adapters.host_settings import check_verl_settings
+    from rlstab.adapters.setting_conflicts import check_verl_settings
     from tests.adapters.verl_jobs import composed
 
     dataclass_of = importlib.import_module("verl.utils.config").omega_conf_to_dataclass

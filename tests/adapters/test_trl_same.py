@@ -16,7 +16,7 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from rlstab.adapters.host_settings import check_trl_settings
+from rlstab.adapters.setting_conflicts import check_trl_settings
 from rlstab.adapters.trl import RLStabGRPOTrainer, deviations_of, objective_of
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, distinct_ids, stamp_missing
 from rlstab.cli import main

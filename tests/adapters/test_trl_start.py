@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 
 from rlstab.adapters import releases
 from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER, TRL_STEPS
-from rlstab.adapters.host_settings import check_trl_settings
+from rlstab.adapters.setting_conflicts import check_trl_settings
 from rlstab.adapters.trl import RLStabGRPOTrainer, hooks, release
 from rlstab.adapters.trl.hooks import check_engine
 from rlstab.config import load_objective

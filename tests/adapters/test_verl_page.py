@@ -25,7 +25,7 @@ def trainable(config: Any) -> None:
 
     from rlstab import compose, load_objective
     from rlstab.adapters.host_objective import settings_of_verl
-    from rlstab.adapters.host_settings import check_verl_settings
+    from rlstab.adapters.setting_conflicts import check_verl_settings
     from rlstab.adapters.verl.loss_mode import objective_file
     from rlstab.adapters.verl.worker import require_from
 

@@ -33,7 +33,7 @@ TROUBLE = {"name": f"{jobs.__file__}:Trouble"}
 def checked(folder: Path, objective: Any, **changes: Any) -> None:
     """Hydra composes verl's configuration, and the adapter looks at it as an actor does."""
     from rlstab.adapters.host_objective import settings_of_verl
-    from rlstab.adapters.host_settings import check_verl_settings
+    from rlstab.adapters.setting_conflicts import check_verl_settings
     from rlstab.adapters.verl.worker import require_from
     from rlstab.config import load_objective
 
@@ -45,7 +45,7 @@ def checked(folder: Path, objective: Any, **changes: Any) -> None:
 
 def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> None:
     from rlstab.adapters.host_objective import settings_of_verl
-    from rlstab.adapters.host_settings import check_verl_settings
+    from rlstab.adapters.setting_conflicts import check_verl_settings
 
     own, config = compose_objective(ClipHigher()), composed(settings(tmp_path, [CLIP])).actor_rollout_ref
     check_verl_settings(settings_of_verl(config), own)

@@ -12,7 +12,7 @@ from rlstab.models.policy import load_policy
 from rlstab.signals import TopK, token_signals_from_logits
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
-from rlstab.train import other_models
+from rlstab.train import reference_and_teacher
 from rlstab.train.generate import sample
 from tests.train.runs import (
     ALIKE,
@@ -114,6 +114,6 @@ def test_what_the_sampler_cannot_teach_is_refused(objective: Any, settings: Any,
 
 
 def test_a_large_vocabulary_is_not_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_models, "MOST_WHOLE", 8)
+    monkeypatch.setattr(reference_and_teacher, "MOST_WHOLE", 8)
     with pytest.raises(ModelError, match="Set `top_k` of 'distill'"):
         go(small(tmp_path, trust(), **SAMPLER))

@@ -63,7 +63,7 @@ class RLStabAsyncGRPOTrainer(ObjectiveTrainer, AsyncGRPOTrainer):  # type: ignor
         objective: path of a YAML file, what such a file holds, or a method or composition. None is TRL's loss with the
             ``epsilon`` and ``epsilon_high`` of AsyncGRPOConfig.
         base: ``config`` adds the methods of ``objective`` to those of TRL's loss.
-        signals: by the name of a user-defined signal, a function from the responses, by the names of the columns of
+        signals: a function for each user-defined signal by name, from the responses, by the names of the columns of
             ``GRPOTrainer``, to ``(B, T)`` values.
 
     Attributes:

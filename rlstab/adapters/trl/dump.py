@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rlstab.adapters.host_objective import defaults_of
-from rlstab.adapters.host_settings import check_windows
+from rlstab.adapters.setting_conflicts import check_windows
 from rlstab.adapters.trl.hooks import ObjectiveTrainer
 from rlstab.adapters.trl.release import check_release, ends_of, tokenizer_of
 from rlstab.adapters.trl.responses import (
@@ -42,7 +42,7 @@ class DumpCallback(TrainerCallback):
 
     Args:
         trainer: TRL's ``GRPOTrainer``, or one of the adapter's.
-        folder: of the dump; every rank writes into it.
+        folder: the folder of the dump; every rank writes into it.
         every: optimizer steps from one dump to the next; the first step is dumped too.
 
     Raises:

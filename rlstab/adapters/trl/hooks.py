@@ -13,9 +13,9 @@ from transformers.utils import logging
 from trl.trainer.base_trainer import _BaseTrainer
 
 from rlstab.adapters.host_objective import check_trl_values, objective_of
-from rlstab.adapters.host_settings import check_trl_settings
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.objective_state import keep_state
+from rlstab.adapters.setting_conflicts import check_trl_settings
 from rlstab.adapters.training import Given, HostTraining, open_objective, plan_step, with_empty_responses
 from rlstab.adapters.trl.release import check_unpatched, ends_of
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, distinct_ids, stamp_missing
@@ -178,9 +178,9 @@ def objective_by(config: Any, objective: Given | None, *, derived: bool, host: H
 
     Args:
         config: a ``GRPOConfig``, or an object with its attributes.
-        objective: as the user gave it.
+        objective: the objective as the user gave it.
         derived: whether the methods of TRL's loss with these settings come first.
-        host: whose settings the objective needs.
+        host: the host whose settings the objective needs.
 
     Raises:
         ConfigError: see :func:`objective_of` and :func:`check_trl_settings`.
@@ -218,7 +218,7 @@ def check_loss(cls: type, adapter: type, loss: str, objective: Any) -> None:
         cls: the class of the trainer.
         adapter: the class of this package among its bases.
         loss: the method by which the adapter replaces TRL's loss.
-        objective: as the user gave it.
+        objective: the objective as the user gave it.
 
     Raises:
         HostError: names the class.

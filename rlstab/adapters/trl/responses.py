@@ -152,7 +152,7 @@ def batch_of(
     Args:
         inputs: the micro-batch.
         evidence: ``(B, T)`` signals of a forward by the policy at the start of the optimizer step.
-        needs: of the objective.
+        needs: what the objective needs.
         providers: functions for user-defined signals.
         ends: the ids of tokens that end a response.
         ids: ``(B,)`` integers, of its responses; None is what they were stamped with.

@@ -47,13 +47,13 @@ class RLStabGRPOTrainer(ObjectiveTrainer, GRPOTrainer):  # type: ignore[misc]  #
         objective: path of a YAML file, what such a file holds, or a method or composition. None is
             :func:`~rlstab.adapters.trl.objective_of` the GRPOConfig: TRL's loss.
         base: ``config`` adds the methods of ``objective`` to those of TRL's loss.
-        head: that computes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab``
-            has every signal, and a backward through the vocabulary only for tokens with a gradient. ``auto`` is TRL's
-            if the objective reads nothing else.
-        signals: by the name of a user-defined signal, a function from TRL's batch to ``(B, T)`` values.
+        head: the one that computes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies.
+            ``rlstab`` has every signal, and a backward through the vocabulary only for tokens with a gradient.
+            ``auto`` is TRL's if the objective reads nothing else.
+        signals: a function from TRL's batch to ``(B, T)`` values for each user-defined signal, by name.
 
     Attributes:
-        objective: that is trained, with TRL's correction for vLLM if that is on.
+        objective: the one that is trained, with TRL's correction for vLLM if that is on.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
         on_part: called for each micro-batch before its backward pass.

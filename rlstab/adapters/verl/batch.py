@@ -41,7 +41,7 @@ class MiniBatch:
         sequence_ids: ``(B,)`` int64, hashes of the tokens.
         group_ids: ``(B,)`` int64, hashes of the prompt's uid.
         prompts, responses: ``B`` arrays of token ids.
-        turn_rewards: of each response, what its agent loop earned turn by turn; None if it has no such list.
+        turn_rewards: what the agent loop of each response earned turn by turn; None if it has no such list.
     """
 
     columns: Mapping[str, Tensor]
@@ -58,8 +58,8 @@ class MiniBatch:
         """Read verl's TensorDict, whose columns are padded or nested.
 
         Args:
-            data: of one rank, for one optimizer step.
-            device: where the engine trains.
+            data: the data of one rank, for one optimizer step.
+            device: the device on which the engine trains.
             ends: the ids of tokens that end a response.
         """
         names = ["response_mask", "old_log_probs", "advantages", WEIGHTS, SCORES]

@@ -27,10 +27,10 @@ from verl.workers.utils.padding import no_padding_2_padding
 from rlstab.adapters.evidence import ids_of_tokens
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
-from rlstab.adapters.host_settings import check_verl_settings, require_one_correction
 from rlstab.adapters.metrics import from_ranks
 from rlstab.adapters.objective_state import keep_state
 from rlstab.adapters.releases import check_release
+from rlstab.adapters.setting_conflicts import check_verl_settings, require_one_correction
 from rlstab.adapters.training import HostTraining, open_objective, plan_step
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss_mode import objective_file
@@ -218,7 +218,7 @@ class RLStabTrainingWorker(HostTraining, TrainingWorker):  # type: ignore[misc] 
         Args:
             data: verl's batch.
             needs: signals beyond the log-probs.
-            live: with a gradient.
+            live: live outputs with a gradient.
         """
         self._rlstab_from_logits = from_logits = FROM_LOGITS & needs
         # without entropies verl's cross-entropy may overwrite the logits, which the other signals still need

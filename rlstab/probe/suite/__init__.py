@@ -96,7 +96,7 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
 
     Args:
         names: names of probes.
-        model: on which they run; None is the small one.
+        model: the model on which they run; None is the small one.
 
     Raises:
         UnknownName: there is no such probe, or none on this model.

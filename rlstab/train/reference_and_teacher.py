@@ -47,7 +47,7 @@ def load_other_models(
         run: the configuration.
         engine: holds the policy.
         signals: names of the signals that user-defined functions make, for which no model is loaded.
-        device: where other weights are loaded.
+        device: the device on which other weights are loaded.
         trial: batches by which :func:`rlstab.models.decoding.require_batches` tries a model that is named.
         teacher: user-defined, in place of the teacher's distributions.
 

@@ -32,7 +32,7 @@ def misfits(
 
     Args:
         get: the value of a setting.
-        defaults: of the settings that the objective replaces.
+        defaults: the defaults of the settings that the objective replaces.
         wanted: the other settings that it needs.
     """
     wrong = {
@@ -51,7 +51,7 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
 
     Args:
         objective: usually a composition.
-        setting: of the host, which switches the correction on.
+        setting: the setting of the host that switches the correction on.
         off: the setting that switches it off.
 
     Raises:
@@ -70,7 +70,7 @@ def check_trl_settings(
 
     Args:
         config: a ``GRPOConfig``, as TRL completed it, or an object with its attributes.
-        objective: by which the trainer is to train.
+        objective: the one by which the trainer is to train.
         derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
         host: what it needs, and the class of the config.
 
@@ -172,7 +172,7 @@ def check_settings(host: str, path: str | Path, objective: Composition) -> None:
     Args:
         host: ``trl`` or ``verl``.
         path: see :func:`~rlstab.adapters.host_objective.read_settings`.
-        objective: that the host is to train by.
+        objective: the one that the host is to train by.
 
     Raises:
         ConfigError: the text of the adapter, or the file is not such a file.
