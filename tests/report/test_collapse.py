@@ -155,7 +155,5 @@ def test_a_page_of_lost_runs_counts_them_first(tmp_path: Path) -> None:
     assert '<p class="lead">dapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds' in text
     assert 'data-metric="survival"' in text
     said = (tmp_path / "out/report.md").read_text()
-    assert (
-        "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds cannot tell a rate of 0 from one of 31 %." in said
-    )
+    assert "\ndapo lost 3 of 8 runs, grpo 0 of 8: p = .25, 8 seeds cannot tell a rate of 0 from one of 31 %." in said
     assert "| dapo | 8 | 0 | 3 of 8 | 9 to 76 % | p = .25 |" in said

@@ -324,9 +324,7 @@ def test_two_benches_are_not_mixed(tmp_path: Path) -> None:
         methods = {baseline: {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": changes}}
         write_bench(tmp_path / name, name=name, baseline=baseline, seeds=3, methods=methods)
     comparison = compare(load_runs(tmp_path))
-    assert "two: s2t lost 3 of 3 runs, first 0 of 3: p = .25, 3 seeds" in " ".join(
-        findings(comparison)
-    )  # not 3 of 6
+    assert "two: s2t lost 3 of 3 runs, first 0 of 3: p = .25, 3 seeds" in " ".join(findings(comparison))  # not 3 of 6
     assert {idle.bench for idle in comparison.idle if idle.part == "s2t"} == {"one"}
 
 
