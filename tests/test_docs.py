@@ -133,7 +133,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_page_on_methods_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(HOW_TO, "python"):
-        run(block.replace("examples=5", "examples=1"), str(HOW_TO), namespace)
+        run(block.replace("examples=5", "examples=2"), str(HOW_TO), namespace)
     assert "every law holds" in capsys.readouterr().out
     for block in blocks(HOW_TO, "yaml"):
         (folder / "objective.yaml").write_text(block)
