@@ -96,7 +96,7 @@ def run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        with patch("rlstab.train.loop.require_decoding"):  # the same in every run, and much of a short one
+        with patch("tests.train.runs._require_decoding"):  # the same in every run, and much of a short one
             go(small(Path(out) / "run", objective, **{**ONE, **changes}))
     return tally
 

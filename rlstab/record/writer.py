@@ -114,7 +114,8 @@ class Recorder:
         self.values.append(float(of_loss) * scale)
         if logprobs.requires_grad:
             of_loss = part["mask"] * scale  # an index may name any log-prob for a token outside of the loss
-            logprobs.register_hook(lambda slope: part.update(coefficients=slope.detach()[where].cpu() * of_loss))
+            index = where.cpu() if isinstance(where, Tensor) else where  # to send it to the device would wait
+            logprobs.register_hook(lambda slope: part.update(coefficients=slope.detach().cpu()[index] * of_loss))
 
     def write_tokenizer(self, tokenizer: Any) -> None:
         """Write the tokenizer by which tokens become text, if it has a fast form and the folder has none yet."""
