@@ -56,6 +56,19 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
+class Objective:
+    """What the trainer of a dump minimises, as far as methods can express it.
+
+    Attributes:
+        members: methods.
+        told: what is not exact about it; may be empty.
+    """
+
+    members: tuple[TokenObjective, ...]
+    told: str
+
+
+@dataclass(frozen=True)
 class Top:
     """A response with a large share of the gradient under one objective.
 
@@ -119,6 +132,7 @@ class Alternatives:
         left_out: why an alternative could not be tried, by name.
         numbers: the numbers of the optimizer steps that were examined.
         told: what is not exact about the objective of the run.
+        members: its methods.
     """
 
     own: Alternative
@@ -127,6 +141,7 @@ class Alternatives:
     left_out: Mapping[str, str]
     numbers: Sequence[int]
     told: str
+    members: Sequence[str]
 
 
 def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] | None = None) -> Alternatives:
@@ -136,12 +151,12 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         steps: usable ones, in their order.
         asked: objectives by name instead of all; each is added like a method.
     """
-    (run, deviations), sizes = own_objective(steps), [len(step.batch) for step in steps]
+    run, sizes = own_objective(steps), [len(step.batch) for step in steps]
     stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
     chosen_steps = {index: steps[index] for index in range(0, len(steps), stride) if sizes[index]}
     left_out: dict[str, str] = {}
     with no_fit_warnings():
-        current = Alternative(run, "this run\u2019s objective", "run", "")
+        current = Alternative(compose(*run.members), "this run\u2019s objective", "run", "")
         longest = max((int(step.tensors["lengths"].max()) for step in chosen_steps.values()), default=1)
         methods = {name: (_acts_on(method), method) for name, method in (asked or {}).items()}
         alternatives = list(_joined(run, _every(run, longest) if asked is None else methods, left_out))
@@ -164,27 +179,28 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
         presets=sorted((row for row in tried if row.acts_on == "preset"), key=lambda row: row.turn),
         left_out=left_out,
         numbers=[step.number for step in chosen_steps.values()],
-        told=deviations,
+        told=run.told,
+        members=[repr(member) for member in run.members],
     )
 
 
 # -- the objective of the run ------------------------------------------------------------------------------------------
 
 
-def own_objective(steps: Sequence[Step]) -> tuple[Composition, str]:
-    """What the trainer of a dump minimises, as far as methods can express it, and what is not exact about that.
+def own_objective(steps: Sequence[Step]) -> Objective:
+    """What the trainer of a dump minimises, as methods.
 
-    An unknown loss becomes a clip at 0.2 and a mean over tokens.
+    An unknown loss becomes a clip at 0.2 and a mean over tokens; ``told`` says so.
     """
     losses = filter(None, map(loss_of, steps))
     loss = next((loss for loss in losses if loss.objective is not None), None)
     with no_fit_warnings():
         if loss is not None and loss.objective is not None:
             recorded = [f"What {name} did, whose code is not loaded, is as the dump has it." for name in loss.unloaded]
-            return loss.objective, " ".join([*loss.nearly, *recorded])
+            return Objective(loss.objective.members, " ".join([*loss.nearly, *recorded]))
         correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
         remark = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
-        return compose(load_objective(["clip_higher", "token_mean"]), *correction), remark
+        return Objective(compose(*load_objective(["clip_higher", "token_mean"]).members, *correction).members, remark)
 
 
 def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
@@ -210,7 +226,7 @@ def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
 # -- changes of it -----------------------------------------------------------------------------------------------------
 
 
-def _every(own: Composition, longest: int) -> dict[str, tuple[str, TokenObjective | None]]:
+def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective | None]]:
     """By name, what each method acts on and the method; None removes the correction of the run."""
     changes: dict[str, tuple[str, TokenObjective | None]] = {}
     for name, settings in CORRECTIONS.items():
@@ -241,7 +257,7 @@ def _acts_on(method: TokenObjective) -> str:
 
 
 def _joined(
-    run: Composition, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
+    run: Objective, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
 ) -> Iterator[Alternative]:
     """The objective with each change: added, or in place of the fewest members that it cannot be combined with."""
     for name, (acts_on, method) in changes.items():

@@ -257,7 +257,7 @@ def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
 
 def _of_run(steps: Sequence[Step]) -> tuple[str, Mapping[str, Any]]:
     """Name and settings of the correction that the run has: one of :data:`CORRECTIONS`, or :data:`OWN`."""
-    members = [member for member in own_objective(steps)[0].members if isinstance(member, ImportanceCorrection)]
+    members = [member for member in own_objective(steps).members if isinstance(member, ImportanceCorrection)]
     settings = {name: getattr(member, name) for member in members for name in BOUNDS}
     if len(members) > 1 or any(member.veto or member.max_divergence or member.normalize for member in members):
         return "", {}

@@ -99,7 +99,7 @@ def test_a_token_without_weight_names_the_method_that_took_it() -> None:
 
 def test_the_run_itself_turns_nothing_and_each_method_joins_or_replaces_what_it_excludes() -> None:
     steps = [part.usable()[0] for part in read_dump(EXAMPLE).steps[::4]]
-    assert [member.name for member in own_objective(steps)[0].members] == ["clip_higher", "kl", "token_mean"]
+    assert [member.name for member in own_objective(steps).members] == ["clip_higher", "kl", "token_mean"]
     found = alternatives_of(steps)
     rows = {row.name: row for row in found.rows}
     assert rows["token_mean"].turn == pytest.approx(0, abs=1e-4)
@@ -152,7 +152,7 @@ def test_settings_that_no_method_has_are_told() -> None:
     odd = step()
     loss = HostLoss(name="trl/dr_grpo", settings={"length": 0.4, "low": 5.0})
     odd = Step(odd.header.model_copy(update={"loss": loss}), odd.tensors, odd.ranks)
-    assert "No methods are known" in own_objective([odd])[1]
+    assert "No methods are known" in own_objective([odd]).told
 
 
 def test_a_correction_takes_the_place_of_the_recorded_one() -> None:

@@ -49,7 +49,7 @@ def trl(given: Step, settings: dict[str, Any]) -> Step:
 def test_the_objective_of_a_dump_is_that_of_the_adapter(name: str) -> None:
     given = trl(step(1), MASKS[name])
     adapter = load_objective(objective_of(settings_of_trl(MASKS[name])))
-    found = {member.name: member for member in own_objective([given])[0].members}
+    found = {member.name: member for member in own_objective([given]).members}
     assert [found[member.name] for member in adapter.members] == list(adapter.members)
     assert found.keys() - {member.name for member in adapter.members} <= {"token_mean"}
     assert {"kl", "host_correction"}.isdisjoint(found)
@@ -81,7 +81,7 @@ def test_a_loss_without_a_formula_is_compared_by_its_gradient() -> None:
     older = told(right, settings=BOTH)
     assert judge([older]).agrees is None
     assert "lacks settings" in judge([older]).sentence
-    assert "lacks settings" in own_objective([older])[1]
+    assert "lacks settings" in own_objective([older]).told
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_the_rest_of_a_loss_is_compared_given_what_its_own_methods_did(
     assert f"coefficients of {compared}" in verdict.sentence
     assert all(name in verdict.sentence for name in names)
     shipped = {item["name"] for item in items} - names - {"within", "observe"}
-    assert shipped <= {member.name for member in own_objective([given])[0].members}
+    assert shipped <= {member.name for member in own_objective([given]).members}
     assert not (tmp_path / "ran").exists()  # a dump runs no code
     halved = given.having({"coefficients": given.tensors["coefficients"] / 2})
     assert not verdict.unloaded or judge([halved]).agrees is None
@@ -257,7 +257,7 @@ def test_the_rest_of_a_loss_is_compared_given_what_its_own_methods_did(
     loaded = with_code(given, [code])
     verdict = judge([loaded])
     assert (verdict.agrees, list(verdict.unloaded)) == (True, [])
-    assert "recorded" not in {member.name for member in own_objective([loaded])[0].members}
+    assert "recorded" not in {member.name for member in own_objective([loaded]).members}
     assert next(iter(traces_of(loaded)))[1].methods.keys() == next(iter(traces_of(given)))[1].methods.keys()
 
 

@@ -138,7 +138,7 @@ def test_other_settings_are_reproduced(change: dict[str, Any], tmp_path: Path) -
     steps = read_dump(tmp_path / "dump").steps
     agrees(steps, f"trl/{change.get('loss_type', 'dapo')}")
     trained = {method["name"] for method in methods_of(config(tmp_path, **{**CUT, **change}))}
-    assert trained <= {member.name for member in own_objective(steps)[0].members}
+    assert trained <= {member.name for member in own_objective(steps).members}
     halved = [step.having({"coefficients": step.tensors["coefficients"] / 2}) for step in steps]
     assert judge(halved).agrees is not True
 
