@@ -67,6 +67,9 @@ def check_class(cls: Any) -> None:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
             check_declared(owner, attribute, value)
+    excludes = getattr(cls, "excludes", {})
+    if not isinstance(excludes, Mapping | property):
+        raise MethodError(f"{owner}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
     _require_known(f"{owner}: about addresses", cls.about.addresses, SOURCES)
 
 
@@ -89,6 +92,8 @@ def check_declared(owner: str, attribute: str, value: object) -> None:
         )
     if allowed:
         _require_known(f"{owner}: {attribute} names", value, allowed)
+    if attribute == "needs" and "advantages" in value:
+        raise MethodError(f"{owner}: needs names 'advantages', which every batch has. Read batch.advantages instead.")
 
 
 def checked_stat(owner: str, method: str, stat: Stat) -> Stat:

@@ -207,6 +207,8 @@ MISTAKES: dict[type, dict] = {
         "writes misspelt": lambda: a_class(writes=frozenset({"wieght"})),
         "drift misspelt": lambda: a_class(reads_drift=frozenset({"samplr"})),
         "a property that returns text": lambda: compose(a_class(needs=property(lambda self: "entropies"))()),
+        "excludes as a set": lambda: a_class(excludes={"kl"}),
+        "needs what every batch has": lambda: a_class(needs={"advantages"}),
         "setting of type dict": with_setting(dict, None),
         "annotation that cannot be resolved": with_setting("Unheard", None),
         "register an object": lambda: register(ClipHigher()),
